@@ -1,0 +1,205 @@
+"""Every error that this package raises, with its code.
+
+The text of an error is ``[OMNIGRAPH_<CODE>] what · expected … · found … · next step``. Spark carries
+exceptions across its process boundaries as text only (FACTS 11), so the bracketed code is the stable
+part: `from_spark` turns such a text back into the typed error.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+from omnigraph_spark.redaction import redact
+
+
+class OmnigraphError(Exception):
+    """Base of every error raised here; `code` is stable, the wording is not."""
+
+    code: ClassVar[str] = "ERROR"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        expected: object = None,
+        found: object = None,
+        hint: str | None = None,
+        **details: Any,
+    ) -> None:
+        self.what = what
+        self.expected = expected
+        self.found = found
+        self.hint = hint
+        self.details = details
+        for name, value in details.items():
+            setattr(self, name, value)
+        super().__init__(redact(self._text()))
+
+    def _text(self) -> str:
+        parts = [self.what.rstrip(".")]
+        if self.expected is not None:
+            parts.append(f"expected {self.expected}")
+        if self.found is not None:
+            parts.append(f"found {self.found}")
+        if self.hint:
+            parts.append(self.hint.rstrip("."))
+        return f"[OMNIGRAPH_{self.code}] " + " · ".join(parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.__dict__.copy(), self.args))
+
+
+def _rebuild(kind: type[OmnigraphError], state: dict[str, Any], args: tuple[Any, ...]) -> Exception:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class OptionError(OmnigraphError, ValueError):
+    """An option or argument is unknown, malformed, or doesn't go with another one."""
+
+    code = "OPTION"
+
+
+class GraphNotFoundError(OmnigraphError):
+    """The path holds no OmniGraph graph (no `__manifest`)."""
+
+    code = "GRAPH_NOT_FOUND"
+
+
+class TableNotFoundError(OmnigraphError):
+    """The snapshot has no such table."""
+
+    code = "TABLE_NOT_FOUND"
+
+
+class BranchNotFoundError(OmnigraphError):
+    """The graph has no such branch."""
+
+    code = "BRANCH_NOT_FOUND"
+
+
+class VersionNotFoundError(OmnigraphError):
+    """The graph has no such version, commit id or tag, or it was cleaned up."""
+
+    code = "VERSION_NOT_FOUND"
+
+
+class SchemaMismatchError(OmnigraphError):
+    """A frame's columns or types don't fit the table's, or a staged file's don't any more."""
+
+    code = "SCHEMA_MISMATCH"
+
+
+class IntegrityError(OmnigraphError):
+    """Rows break a rule of the table; `table_key`, `rule` and `samples` say which."""
+
+    code = "INTEGRITY"
+
+
+class UnsupportedManifestVersion(OmnigraphError):
+    """The graph's stamp is not one that this version can write (`found`, `supported`)."""
+
+    code = "UNSUPPORTED_MANIFEST_VERSION"
+
+
+class ExpectedVersionMismatch(OmnigraphError):
+    """A table isn't at the version that the write expects; nothing was published.
+
+    Attributes: `table_key`, `expected`, `actual` (0 = the table has no live version).
+    """
+
+    code = "EXPECTED_VERSION_MISMATCH"
+
+    def __init__(self, table_key: str, expected: int, actual: int) -> None:
+        super().__init__(
+            f"{table_key} was published by somebody else since it was read",
+            expected=f"version {expected}",
+            found=f"version {actual}",
+            hint="Nothing was published. Read the table again, redo the change, and write it again",
+            table_key=table_key,
+            actual=actual,
+        )
+        self.expected = expected
+
+
+class RowLevelCasContention(OmnigraphError):
+    """Other publishes won every attempt of the publisher; nothing was published."""
+
+    code = "ROW_LEVEL_CAS_CONTENTION"
+
+
+class PublishOutcomeUnknown(OmnigraphError):
+    """The store never answered whether the write landed; nothing was deleted (`publish_id`)."""
+
+    code = "PUBLISH_OUTCOME_UNKNOWN"
+
+    def __init__(self, publish_id: str, what: str, *, cause: str = "") -> None:
+        super().__init__(
+            f"The outcome of publish {publish_id} is unknown: {what}",
+            expected="an answer from the store",
+            found=cause or None,
+            hint=(
+                "No file was deleted. Before writing again, look whether "
+                f"OmniGraph.for_path(spark, uri).history() has a row with publish_id = '{publish_id}'"
+            ),
+            publish_id=publish_id,
+        )
+
+
+class CorruptManifestError(OmnigraphError):
+    """`__manifest`, a table or a schema file on disk contradicts the format."""
+
+    code = "CORRUPT_MANIFEST"
+
+
+class RecoveryPendingError(OmnigraphError):
+    """Another engine's crash record is in `__recovery/`; the graph isn't written around it."""
+
+    code = "RECOVERY_PENDING"
+
+
+class CommitTimeoutError(OmnigraphError):
+    """`commitTimeoutSeconds` ran out while others published first; nothing was published."""
+
+    code = "COMMIT_TIMEOUT"
+
+
+class UnsupportedError(OmnigraphError):
+    """The request is understood and deliberately not supported."""
+
+    code = "UNSUPPORTED"
+
+
+class StorageError(OmnigraphError):
+    """The store refused or failed; `cause` is its own text without secrets."""
+
+    code = "STORAGE"
+
+
+def _subclasses(kind: type[OmnigraphError]) -> dict[str, type[OmnigraphError]]:
+    found = {kind.code: kind}
+    for sub in kind.__subclasses__():
+        found = _subclasses(sub) | found
+    return found
+
+
+_CODED = re.compile(r"\[OMNIGRAPH_([A-Z_]+)\][^\n]*")
+
+
+def from_spark(error: BaseException) -> BaseException:
+    """Return the typed error whose text a Spark exception carries, else `error` itself.
+
+    Runs on the driver, in user code. The typed error has the text only; attributes such as
+    `table_key` don't cross Spark's process boundary.
+    """
+    match = _CODED.search(str(error))
+    if match is None:
+        return error
+    kind = _subclasses(OmnigraphError).get(match.group(1), OmnigraphError)
+    typed = kind.__new__(kind)
+    typed.args = (match.group(0),)
+    typed.__cause__ = error
+    return typed

@@ -1,0 +1,174 @@
+"""Names and places of a graph on disk: table keys, dataset locations, manifest object ids.
+
+Pure functions over strings (FORMAT, "Tree" and "`__manifest` rows"); they run on the driver.
+"""
+
+from __future__ import annotations
+
+import re
+
+from omnigraph_spark.errors import CorruptManifestError, OptionError
+
+MANIFEST = "__manifest"
+GRAPH_COMMITS = "_graph_commits.lance"
+GRAPH_COMMIT_ACTORS = "_graph_commit_actors.lance"
+GRAPH_RUNS = "_graph_runs.lance"
+GRAPH_RUN_ACTORS = "_graph_run_actors.lance"
+RECOVERY = "__recovery"
+STAGING = "__staging"
+SCHEMA_PG = "_schema.pg"
+SCHEMA_IR = "_schema.ir.json"
+SCHEMA_STATE = "__schema_state.json"
+MAIN = "main"
+
+NODE = "node"
+EDGE = "edge"
+_FOLDER = {NODE: "nodes", EDGE: "edges"}
+_TYPE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_MAX_NAME = 128
+_BRANCH_SEGMENT = re.compile(r"[A-Za-z0-9._\-]+\Z")
+_RESERVED_BRANCH = re.compile(r"__run__|__schema_apply_lock__\Z")
+
+
+def fnv1a64(text: str) -> str:
+    """Return the 64-bit FNV-1a of `text` in UTF-8 as 16 lower-case hex digits (FORMAT, "Tree")."""
+    value = 0xCBF29CE484222325
+    for byte in text.encode("utf-8"):
+        value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    return f"{value:016x}"
+
+
+def fnv1a32(text: str) -> int:
+    """Return the 32-bit FNV-1a of `text` in UTF-8, 0 as 1 (FORMAT, "The engine's schema files")."""
+    value = 2166136261
+    for byte in text.encode("utf-8"):
+        value = ((value ^ byte) * 16777619) & 0xFFFFFFFF
+    return value or 1
+
+
+def table_key(kind: str, type_name: str) -> str:
+    """Return `node:Person` for (`node`, `Person`)."""
+    return f"{kind}:{type_name}"
+
+
+def split_table_key(key: str) -> tuple[str, str]:
+    """Return (kind, type name) of a checked table key.
+
+    Raises:
+        OptionError: `key` isn't `node:Type` or `edge:Type` with a valid type name.
+    """
+    kind, colon, name = key.partition(":")
+    if not colon or kind not in _FOLDER:
+        raise OptionError(
+            f"{_shown(key)} is no table key",
+            expected="node:Type or edge:Type",
+            hint="For example node:Person or edge:Knows",
+        )
+    check_type_name(name)
+    return kind, name
+
+
+def is_table_key(key: str) -> bool:
+    """Tell whether `key` has the form `node:Type` or `edge:Type`."""
+    kind, colon, name = key.partition(":")
+    return bool(colon) and kind in _FOLDER and _valid_type_name(name)
+
+
+def is_edge(key: str) -> bool:
+    """Tell whether a table key is that of an edge table."""
+    return key.startswith(f"{EDGE}:")
+
+
+def _valid_type_name(name: str) -> bool:
+    return bool(_TYPE_NAME.match(name)) and len(name) <= _MAX_NAME
+
+
+def check_type_name(name: str) -> None:
+    """Refuse a type name that can't be one of OmniGraph's.
+
+    Raises:
+        OptionError: not of the form `[A-Za-z_][A-Za-z0-9_]*`, or longer than 128 characters.
+    """
+    if not _valid_type_name(name):
+        raise OptionError(
+            f"{_shown(name)} is no type name",
+            expected=f"[A-Za-z_][A-Za-z0-9_]*, at most {_MAX_NAME} characters",
+        )
+
+
+def table_location(key: str) -> str:
+    """Return where a new table's dataset goes: `nodes/{fnv1a64}` or `edges/{fnv1a64}`."""
+    kind, name = split_table_key(key)
+    return f"{_FOLDER[kind]}/{fnv1a64(name)}"
+
+
+def check_location(location: str | None, key: str) -> str:
+    """Return a `location` read from `__manifest` if it stays inside the graph's root.
+
+    Raises:
+        CorruptManifestError: it is missing, absolute, a URI, or climbs out of the root.
+    """
+    parts = (location or "").split("/")
+    safe = (
+        location is not None
+        and len(parts) == 2
+        and parts[0] in _FOLDER.values()
+        and re.fullmatch(r"[A-Za-z0-9_\-]+", parts[1]) is not None
+    )
+    if not safe or location is None:
+        raise CorruptManifestError(
+            f"The location of {_shown(key)} in {MANIFEST} leaves the graph or is malformed",
+            expected="nodes/{id} or edges/{id}",
+            found=_shown(str(location)),
+            hint="The graph's catalog is damaged; nothing was read from or written to that place",
+        )
+    return location
+
+
+def version_object_id(key: str, version: int) -> str:
+    """Return the `object_id` of a `table_version` row (FORMAT, "`__manifest` rows")."""
+    return f"{key}${version:020d}"
+
+
+def tombstone_object_id(key: str, version: int) -> str:
+    """Return the `object_id` of a `table_tombstone` row."""
+    return f"{key}$tombstone${version:020d}"
+
+
+def check_branch_name(name: str) -> str:
+    """Return a branch name that may be created or written to.
+
+    Raises:
+        OptionError: hostile (`..`, absolute, spaces, control characters), too long, or reserved by
+            the engine (`__run__…`, `__schema_apply_lock__`).
+    """
+    segments = name.split("/")
+    valid = (
+        0 < len(name) <= 200
+        and all(_BRANCH_SEGMENT.match(s) and not s.startswith(".") for s in segments)
+        and not any(s.endswith(".lock") or ".." in s for s in segments)
+    )
+    if not valid:
+        raise OptionError(
+            f"{_shown(name)} is no branch name",
+            expected="letters, digits, '.', '-' and '_', in parts joined by '/', no part starting with '.'",
+        )
+    if _RESERVED_BRANCH.match(name):
+        raise OptionError(f"{_shown(name)} is reserved by the engine", expected="another name")
+    return name
+
+
+def lance_branch(branch: str | None) -> str | None:
+    """Return Lance's name of a graph branch: None for `main` (FORMAT: `main` is never stored)."""
+    return None if branch is None or branch == MAIN else branch
+
+
+def v2_manifest_name(version: int) -> str:
+    """Return the file name of a dataset version under the V2 naming scheme."""
+    return f"{0xFFFFFFFFFFFFFFFF - version:020d}.manifest"
+
+
+def _shown(text: str) -> str:
+    """Return hostile text as a short, printable literal."""
+    shown = repr(text)
+    return shown if len(shown) <= 80 else f"{shown[:77]}…'"

@@ -1,0 +1,377 @@
+"""Every option of the data source, declared once: name, type, default, unit, help.
+
+`ReadOptions` and `WriteOptions` are built on the driver from Spark's option map, whose keys arrive in
+lower case (FACTS 14). The README's table is `markdown_table()`; a test fails on drift.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from omnigraph_spark.errors import OptionError
+
+READ = "read"
+WRITE = "write"
+CREATE = "create table"
+_STORAGE_PREFIX = "storage."
+_SPARK_OWN = frozenset(
+    {"location", "owner", "provider", "checkpointlocation", "queryname", "external", "serialization.format"}
+)
+_SIZE = re.compile(r"(\d+)\s*([kmgt]?)i?b?\Z", re.IGNORECASE)
+_FACTOR = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+Parser = Callable[[str, str], Any]
+
+
+def _text(_name: str, value: str) -> str:
+    return value
+
+
+def _boolean(name: str, value: str) -> bool:
+    lowered = value.strip().lower()
+    if lowered not in ("true", "false"):
+        raise _bad(name, value, "true or false")
+    return lowered == "true"
+
+
+def _integer(low: int) -> Parser:
+    def parse(name: str, value: str) -> int:
+        if not re.fullmatch(r"-?\d{1,18}", value.strip()) or int(value) < low:
+            raise _bad(name, value, f"a whole number of at least {low}")
+        return int(value)
+
+    return parse
+
+
+def _seconds(name: str, value: str) -> float:
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,6})?", value.strip()):
+        raise _bad(name, value, "a number of seconds, 0 or more")
+    return float(value)
+
+
+def _bytes(name: str, value: str) -> int:
+    match = _SIZE.match(value.strip())
+    if not match or int(match.group(1)) < 1:
+        raise _bad(name, value, "a size such as 128m, 1g or a number of bytes")
+    return int(match.group(1)) * _FACTOR[match.group(2).lower()]
+
+
+def _choice(*allowed: str) -> Parser:
+    def parse(name: str, value: str) -> str:
+        for one in allowed:
+            if value.strip().lower() == one.lower():
+                return one
+        raise _bad(name, value, " or ".join(allowed))
+
+    return parse
+
+
+def _names(name: str, value: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in value.split(","))
+    if not all(names) or len(set(names)) != len(names):
+        raise _bad(name, value, "a comma list of different names")
+    return names
+
+
+def _versions(name: str, value: str) -> dict[str, int]:
+    try:
+        parsed = json.loads(value)
+    except json.JSONDecodeError:
+        parsed = None
+    valid = isinstance(parsed, dict) and all(
+        isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in parsed.values()
+    )
+    if not valid or not isinstance(parsed, dict):
+        raise _bad(name, value, 'JSON such as {"node:Person": 7}')
+    return dict(parsed)
+
+
+def _pairs(example: str) -> Parser:
+    def parse(name: str, value: str) -> dict[str, str]:
+        pairs: dict[str, str] = {}
+        for part in re.split(r",(?![^()]*\))", value):
+            left, colon, right = (piece.strip() for piece in part.partition(":"))
+            if not (left and colon and right) or left in pairs:
+                raise _bad(name, value, f"a comma list such as {example}")
+            pairs[left] = right
+        return pairs
+
+    return parse
+
+
+def _bad(name: str, value: str, expected: str) -> OptionError:
+    shown = value if len(value) <= 60 else value[:57] + "…"
+    return OptionError(f"Option {name} is malformed", expected=expected, found=repr(shown))
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: where it counts (`scopes`), how its text is read, and its line of help."""
+
+    name: str
+    parse: Parser
+    default: str | None
+    scopes: tuple[str, ...]
+    help: str
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("path", _text, None, (READ, WRITE), "graph root: a local path, `file:`, `s3://` (`s3a://`)"),
+    Option("table", _text, None, (READ, WRITE), "`node:Person`, `edge:Knows`, or a bare type name where only one fits; without it the whole graph"),
+    Option("branch", _text, "main", (READ, WRITE), "graph branch to read or write"),
+    Option("versionAsOf", _text, None, (READ,), "graph version of the branch, or a commit id, or a tag; excludes `timestampAsOf`"),
+    Option("timestampAsOf", _text, None, (READ,), "ISO 8601 (without a zone: the session's) or epoch ms; the last commit at or before it"),
+    Option("columns", _names, None, (READ,), "comma list of columns to read (Spark can't push a projection into a Python source)"),
+    Option("filter", _text, None, (READ,), "Lance SQL predicate, AND-ed with what Spark pushes"),
+    Option("metadataColumns", _names, None, (READ,), "`_rowid`, `_row_created_at_version`, `_row_last_updated_at_version`"),
+    Option("metadata", _choice("tables", "history", "refs", "runs", "files", "indexes"), None, (READ,), "read a metadata frame instead of rows: `tables`, `history`, `refs`, `runs`, `files`, `indexes`"),
+    Option("maxPartitionBytes", _bytes, "128m", (READ,), "bytes per input partition: small fragments are packed, large ones split by rows"),
+    Option("batchSize", _integer(1), None, (READ,), "rows per Arrow batch; without it batches are sized by bytes"),
+    Option("writeMode", _choice("append", "overwrite", "merge", "delete"), None, (WRITE,), "what `.mode()` says; `merge` and `delete` are not built yet and refused"),
+    Option("endpoints", _pairs("Knows: Person -> Person"), None, (WRITE,), "ends of edge tables that are created: `Knows: Person -> Person, WorksAt: Person -> Company`"),
+    Option("keys", _pairs("Person: name"), None, (WRITE,), "key properties of node tables that are created: `Person: name`"),
+    Option("types", _pairs("Person.vec: Vector(4)"), None, (WRITE,), "engine types of new columns: `Person.vec: Vector(4), Person.n: U32`"),
+    Option("integrity", _choice("off", "strict", "keys"), "off", (WRITE,), "`off`: only null and type checks. `strict` and `keys` are not built yet and refused"),
+    Option("onDelete", _choice("restrict", "cascade"), "restrict", (WRITE,), "for edges of deleted nodes (not built yet)"),
+    Option("mergeSchema", _boolean, "false", (WRITE,), "add missing nullable properties (not built yet: only `false`)"),
+    Option("expectedTableVersions", _versions, None, (WRITE,), 'JSON `{"node:Person": 7}` (0 = no such table); any difference is `ExpectedVersionMismatch`'),
+    Option("lastWriterWins", _boolean, "false", (WRITE,), "don't expect the version that the frame was read from"),
+    Option("branchFrom", _text, None, (WRITE,), "create `branch` from this ref if it is missing (not built yet)"),
+    Option("actor", _text, None, (WRITE,), "who made the commit, recorded with it"),
+    Option("userMetadata", _text, None, (WRITE,), "free text recorded with the commit"),
+    Option("txnAppId", _text, None, (WRITE,), "with `txnVersion`: the write is skipped if its tables already have this or a higher version of this app"),
+    Option("txnVersion", _integer(0), None, (WRITE,), "see `txnAppId`"),
+    Option("commitRetries", _integer(0), "5", (WRITE,), "the publisher's retries on row-level contention (5 = at most 6 attempts)"),
+    Option("commitTimeoutSeconds", _seconds, "300", (WRITE,), "seconds that appends go round again when others publish first"),
+    Option("orphanGraceSeconds", _seconds, "10", (WRITE,), "seconds that a silent writer's unpublished version is waited for"),
+    Option("maxRowsPerFile", _integer(1), "1048576", (WRITE,), "rows per data file"),
+    Option("maxBytesPerFile", _bytes, "90g", (WRITE,), "bytes per data file"),
+    Option("schema", _text, None, (CREATE,), "CREATE TABLE only: the columns of a table that isn't in the graph yet, `'id STRING, name STRING'`"),
+)
+_BY_KEY = {option.name.lower(): option for option in OPTIONS}
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """Parsed options by declared name, and the storage options by Lance's key."""
+
+    values: Mapping[str, Any]
+    given: frozenset[str]
+    storage: Mapping[str, str] = field(repr=False)
+
+    def get(self, name: str) -> Any:
+        """Return the parsed value of the option `name` (its default, None where it has none)."""
+        return self.values[name]
+
+
+def parse(raw: Mapping[str, str | None]) -> Parsed:
+    """Parse Spark's option map; runs on the driver once per load, save or CREATE TABLE.
+
+    Raises:
+        OptionError: an unknown option (the nearest names are shown), or a malformed value.
+    """
+    values: dict[str, Any] = {
+        option.name: None if option.default is None else option.parse(option.name, option.default)
+        for option in OPTIONS
+    }
+    given: set[str] = set()
+    storage: dict[str, str] = {}
+    for key, value in raw.items():
+        lowered = key.lower()
+        if lowered in _SPARK_OWN or lowered.startswith("option.") or value is None:
+            continue
+        if lowered.startswith(_STORAGE_PREFIX):
+            storage[lowered[len(_STORAGE_PREFIX) :]] = value
+            continue
+        option = _BY_KEY.get(lowered)
+        if option is None:
+            raise _unknown(key)
+        values[option.name] = option.parse(option.name, value)
+        given.add(option.name)
+    return Parsed(values, frozenset(given), storage)
+
+
+def _unknown(key: str) -> OptionError:
+    lowered = key.lower()
+    if lowered.startswith(("aws_", "google_", "azure_", "allow_http")):
+        return OptionError(
+            f"Unknown option {key[:60]!r}",
+            hint=f"Options of the store are given as storage.{lowered[:60]}",
+        )
+    near = difflib.get_close_matches(lowered, list(_BY_KEY), n=3, cutoff=0.6)
+    names = ", ".join(_BY_KEY[n].name for n in near)
+    return OptionError(
+        f"Unknown option {key[:60]!r}",
+        hint=f"Did you mean {names}?" if names else "The README lists all options",
+    )
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a read asks for; `storage` is kept out of `repr`."""
+
+    path: str
+    table: str | None
+    branch: str
+    branch_given: bool
+    version_as_of: str | None
+    timestamp_as_of: str | None
+    columns: tuple[str, ...] | None
+    filter: str | None
+    metadata_columns: tuple[str, ...]
+    metadata: str | None
+    max_partition_bytes: int
+    batch_size: int | None
+    storage: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def of(cls, parsed: Parsed) -> ReadOptions:
+        """Check the options of a read.
+
+        Raises:
+            OptionError: no path; both `versionAsOf` and `timestampAsOf`; `metadata` beside row options.
+        """
+        path = parsed.get("path")
+        if not path:
+            raise OptionError("No path given", hint="Use .load('/path/of/the/graph')")
+        if parsed.get("versionAsOf") and parsed.get("timestampAsOf"):
+            raise OptionError("versionAsOf and timestampAsOf exclude each other", hint="Give one of them")
+        if parsed.get("metadata") and parsed.given & {"table", "columns", "filter", "metadataColumns"}:
+            raise OptionError(
+                "metadata reads a metadata frame, and table, columns, filter and metadataColumns are for rows",
+                hint="Filter the metadata frame with Spark",
+            )
+        return cls(
+            path=path,
+            table=parsed.get("table"),
+            branch=parsed.get("branch"),
+            branch_given="branch" in parsed.given,
+            version_as_of=parsed.get("versionAsOf"),
+            timestamp_as_of=parsed.get("timestampAsOf"),
+            columns=parsed.get("columns"),
+            filter=parsed.get("filter"),
+            metadata_columns=parsed.get("metadataColumns") or (),
+            metadata=parsed.get("metadata"),
+            max_partition_bytes=parsed.get("maxPartitionBytes"),
+            batch_size=parsed.get("batchSize"),
+            storage=parsed.storage,
+        )
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """What a write asks for; times in seconds, sizes in bytes, `storage` kept out of `repr`."""
+
+    path: str
+    table: str | None
+    branch: str
+    mode: str
+    endpoints: Mapping[str, tuple[str, str]]
+    keys: Mapping[str, str]
+    types: Mapping[str, str]
+    expected_table_versions: Mapping[str, int]
+    last_writer_wins: bool
+    actor: str | None
+    user_metadata: str | None
+    txn: tuple[str, int] | None
+    commit_retries: int
+    commit_timeout_seconds: float
+    orphan_grace_seconds: float
+    max_rows_per_file: int
+    max_bytes_per_file: int
+    storage: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def of(cls, parsed: Parsed, overwrite: bool) -> WriteOptions:
+        """Check the options of a write; `overwrite` is what Spark's `.mode()` said.
+
+        Raises:
+            OptionError: a missing path, a pair that doesn't go together, a read option, or one that
+                isn't built yet.
+        """
+        _refuse_unbuilt(parsed)
+        path = parsed.get("path")
+        if not path:
+            raise OptionError("No path given", hint="Use .save('/path/of/the/graph')")
+        if (parsed.get("txnAppId") is None) != (parsed.get("txnVersion") is None):
+            raise OptionError("txnAppId and txnVersion go together", hint="Give both or neither")
+        return cls(
+            path=path,
+            table=parsed.get("table"),
+            branch=parsed.get("branch"),
+            mode=_mode(parsed.get("writeMode"), overwrite),
+            endpoints=_endpoints(parsed.get("endpoints") or {}),
+            keys=parsed.get("keys") or {},
+            types=parsed.get("types") or {},
+            expected_table_versions=parsed.get("expectedTableVersions") or {},
+            last_writer_wins=parsed.get("lastWriterWins"),
+            actor=parsed.get("actor"),
+            user_metadata=parsed.get("userMetadata"),
+            txn=None
+            if parsed.get("txnAppId") is None
+            else (parsed.get("txnAppId"), parsed.get("txnVersion")),
+            commit_retries=parsed.get("commitRetries"),
+            commit_timeout_seconds=parsed.get("commitTimeoutSeconds"),
+            orphan_grace_seconds=parsed.get("orphanGraceSeconds"),
+            max_rows_per_file=parsed.get("maxRowsPerFile"),
+            max_bytes_per_file=parsed.get("maxBytesPerFile"),
+            storage=parsed.storage,
+        )
+
+
+def _mode(write_mode: str | None, overwrite: bool) -> str:
+    spark_mode = "overwrite" if overwrite else "append"
+    mode = write_mode or spark_mode
+    if mode in ("merge", "delete"):
+        raise OptionError(f"writeMode {mode} is not built yet", expected="append or overwrite")
+    if mode != spark_mode:
+        raise OptionError(
+            f"writeMode {mode} doesn't go with .mode({spark_mode!r})", hint=f"Use .mode({mode!r})"
+        )
+    return mode
+
+
+def _endpoints(pairs: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    ends: dict[str, tuple[str, str]] = {}
+    for edge, text in pairs.items():
+        source, arrow, target = (piece.strip() for piece in text.partition("->"))
+        if not (source and arrow and target):
+            raise _bad("endpoints", f"{edge}: {text}", "Knows: Person -> Person")
+        ends[edge] = (source, target)
+    return ends
+
+
+def _refuse_unbuilt(parsed: Parsed) -> None:
+    for name in sorted(parsed.given):
+        if WRITE not in _BY_KEY[name.lower()].scopes:
+            raise OptionError(
+                f"Option {name} is for {_BY_KEY[name.lower()].scopes[0]}, not for writing",
+                hint="Leave it out",
+            )
+    if parsed.get("integrity") != "off":
+        raise OptionError(
+            f"integrity {parsed.get('integrity')} is not built yet",
+            expected="off",
+            hint="Check keys and ends with Spark joins before writing",
+        )
+    for name, allowed in (("mergeSchema", False), ("onDelete", "restrict"), ("branchFrom", None)):
+        if parsed.get(name) != allowed:
+            raise OptionError(f"Option {name} is not built yet", hint="Leave it out")
+
+
+def markdown_table() -> str:
+    """Return the option table of the README."""
+    rows = ["| option | for | default | meaning |", "|---|---|---|---|"]
+    for option in OPTIONS:
+        default = "" if option.default is None else f"`{option.default}`"
+        rows.append(f"| `{option.name}` | {', '.join(option.scopes)} | {default} | {option.help} |")
+    rows.append(
+        "| `storage.<key>` | read, write | | passed to Lance as storage option `<key>`"
+        " (`storage.aws_endpoint`, `storage.allow_http`, …); AWS_* environment variables count too |"
+    )
+    return "\n".join(rows)
