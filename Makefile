@@ -1,0 +1,67 @@
+# Each target builds the environment that it needs: .venv has the newest PySpark 4, .venv-4.0 the oldest
+# versions that pyproject.toml allows. Needed: Python 3.10+ and Java 17+ (.ci/prerequisites looks).
+PYTHON ?= python3
+FLOORS = pyspark==4.0.0 pylance==14.0.2 pyarrow==21.0.0 obstore==0.11.1
+VENV = .venv
+VENV_40 = .venv-4.0
+export SPARK_LOCAL_IP = 127.0.0.1
+
+# Spark finds the source by itself only in the Python that PYSPARK_PYTHON names.
+in_venv = PYSPARK_PYTHON=$(CURDIR)/$(1)/bin/python $(1)/bin/python
+install = $(PYTHON) -m venv $(1) && $(1)/bin/python -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-floors test-all lint type format docs bench chaos clean
+
+help:  ## list the targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+demo: $(VENV)/.ready  ## read, copy and extend a real graph, and show it
+	@$(call in_venv,$(VENV)) docs/demo/demo.py
+
+test: $(VENV)/.ready  ## all tests on the newest PySpark 4
+	$(call in_venv,$(VENV)) -m pytest tests/interop --spark-master 'local-cluster[2,1,1024]' $(ARGS)
+	$(call in_venv,$(VENV)) -m pytest $(ARGS)
+
+test-floors: $(VENV_40)/.ready  ## all tests on PySpark 4.0 and the other oldest versions
+	$(call in_venv,$(VENV_40)) -m pytest $(ARGS)
+
+test-all:  ## both
+	$(MAKE) test
+	$(MAKE) test-floors
+
+lint: $(VENV)/.ready  ## ruff: rules and format
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+
+format: $(VENV)/.ready  ## let ruff mend and format
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+
+type: $(VENV)/.ready  ## mypy, strict
+	$(VENV)/bin/mypy
+
+docs: $(VENV)/.ready  ## write the generated tables of README.md and docs/ again
+	$(call in_venv,$(VENV)) docs/generate.py
+
+bench: $(VENV)/.ready  ## measure beside Parquet, pylance and the API's own ceiling
+	$(call in_venv,$(VENV)) benchmarks/bench.py $(ARGS)
+
+chaos: $(VENV)/.ready  ## kill writers and break stores, at length
+	$(call in_venv,$(VENV)) -m tests.chaos $(ARGS)
+
+clean:  ## remove the environments and what tests and tools left behind
+	rm -rf $(VENV) $(VENV_40) .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.ready: pyproject.toml
+	@.ci/prerequisites $(PYTHON)
+	@echo "building $(VENV) (a few minutes the first time) …"
+	@$(call install,$(VENV)) --upgrade --editable '.[dev]'
+	@touch $@
+
+$(VENV_40)/.ready: pyproject.toml Makefile
+	@.ci/prerequisites $(PYTHON)
+	@echo "building $(VENV_40) (a few minutes the first time) …"
+	@$(call install,$(VENV_40)) --editable '.[test]' $(FLOORS)
+	@touch $@

@@ -1,0 +1,8 @@
+"""What makes Spark find `format("omnigraph")` without a call.
+
+Spark imports top-level modules named `pyspark_*` and registers their `DefaultSource` (FACTS 9).
+"""
+
+from omnigraph_spark.datasource import OmnigraphDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]

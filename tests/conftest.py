@@ -1,0 +1,103 @@
+"""Fixtures that all tests share. Where a test's files go: pytest's temporary folders, never here."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import s3, sparks
+from tests.support.stores import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--spark-master",
+        default=sparks.LOCAL,
+        help="Spark's master for the `spark` fixture, such as local-cluster[2,1,1024]",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    sparks.prepare_environment()
+
+
+@pytest.fixture(scope="session")
+def spark_session(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkSession]:
+    """The session itself; tests take `spark`."""
+    session = sparks.new_session(
+        request.config.getoption("--spark-master"), tmp_path_factory.mktemp("spark")
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def spark(spark_session: SparkSession) -> Iterator[SparkSession]:
+    """A session in this process; a test's settings, temp views and tables don't outlive it."""
+    before = {row["key"]: row["value"] for row in spark_session.sql("SET").collect()}
+    yield spark_session
+    after = {row["key"]: row["value"] for row in spark_session.sql("SET").collect()}
+    for key in after.keys() - before.keys():
+        spark_session.conf.unset(key)
+    for key, value in before.items():
+        if after.get(key) != value:
+            spark_session.conf.set(key, value)
+    for table in spark_session.catalog.listTables():
+        if table.isTemporary:
+            spark_session.catalog.dropTempView(table.name)
+        else:
+            spark_session.sql(f"DROP TABLE IF EXISTS `{table.name}`")
+
+
+@pytest.fixture(params=["off", "on"])
+def pushdown(request: pytest.FixtureRequest, spark: SparkSession) -> str:
+    """Run the test with Spark's filter push-down into Python sources off (its default) and on."""
+    if request.param == "on" and spark.version.startswith("4.0"):
+        pytest.skip("Spark 4.0 pushes no filters into Python sources")
+    spark.conf.set(PUSHDOWN, str(request.param == "on").lower())
+    return str(request.param)
+
+
+@pytest.fixture
+def run_spark_script(tmp_path: Path) -> sparks.ScriptRunner:
+    """Run a script with a Spark of its own; see `ScriptRunner.__call__`."""
+    return sparks.ScriptRunner(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The endpoint of an S3 server that runs as long as the tests."""
+    with s3.serving() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def bucket(s3_endpoint: str) -> s3.Bucket:
+    """An empty bucket of the test's own."""
+    made = s3.Bucket(f"test-{uuid.uuid4().hex[:12]}", s3_endpoint)
+    made.client().create_bucket(Bucket=made.name)
+    return made
+
+
+@pytest.fixture(params=["local", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A place for graphs: each test that takes it runs on a folder and on S3."""
+    on_s3 = request.param == "s3"
+    return Store(request.param, tmp_path, request.getfixturevalue("bucket") if on_s3 else None)
+
+
+@pytest.fixture
+def local_store(tmp_path: Path) -> Store:
+    """A place for graphs on this machine only."""
+    return Store("local", tmp_path, None)
