@@ -118,7 +118,10 @@ class ScriptRunner:
         folder = self.folder / f"script{self._count}"
         folder.mkdir(parents=True)
         prelude = _PRELUDE.format(
-            project=str(PROJECT), master=master, folder=str(folder), conf=json.dumps(dict(conf or {}))
+            project=str(PROJECT),
+            master=master,
+            folder=str(folder),
+            conf=json.dumps(dict(conf or {})),
         )
         script = folder / "script.py"
         script.write_text((prelude if session else "") + source, encoding="utf-8")

@@ -1,0 +1,229 @@
+"""The rules of docs/architecture.md, checked on the source: sizes, imports, and docs that match."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omnigraph_spark import errors, options
+
+PROJECT = Path(__file__).resolve().parents[2]
+PACKAGE = PROJECT / "omnigraph_spark"
+PACKAGES = (PACKAGE, PROJECT / "pyspark_omnigraph")
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 80
+
+# Modules that may import pyspark; all others are tested without a JVM.
+KNOW_SPARK = {
+    "omnigraph_spark",  # exports
+    "arrow_types",
+    "catalog",
+    "datasource",
+    "field_metadata",
+    "frames",
+    "graph",
+    "read.filters",
+    "read.reader",
+    "write.writer",
+}
+
+# From the top down: a module imports from its own layer or from a lower one, never from a higher one.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("omnigraph_spark",),
+    ("datasource",),
+    ("graph",),
+    (
+        "catalog",
+        "frames",
+        "field_metadata",
+        "arrow_types",
+        "read",
+        "write",
+        "branches",
+        "maintenance",
+    ),
+    ("manifest", "history", "engine_schema", "relocation"),
+    ("auto_cleanup", "faults"),
+    ("storage",),
+    ("ids", "layout", "lance_errors", "options", "errors", "redaction"),
+)
+
+STAMP_KEY = "omnigraph:internal_schema_version"
+STAMP_MODULE = "manifest.migrations"
+
+
+def _modules() -> Iterator[tuple[str, Path, ast.Module]]:
+    """Yield (dotted name below the package, path, syntax tree) of each module of the product."""
+    for package in PACKAGES:
+        for path in sorted(package.rglob("*.py")):
+            parts = path.relative_to(package).with_suffix("").parts
+            name = ".".join(part for part in parts if part != "__init__") or package.name
+            yield name, path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield (module, line) of every import that really runs (those for type checkers are left out)."""
+    if isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test):
+        for node in tree.orelse:
+            yield from _imports(node)
+        return
+    if isinstance(tree, ast.Import):
+        yield from ((alias.name, tree.lineno) for alias in tree.names)
+    elif isinstance(tree, ast.ImportFrom) and tree.module:
+        yield tree.module, tree.lineno
+        yield from ((f"{tree.module}.{alias.name}", tree.lineno) for alias in tree.names)
+    for child in ast.iter_child_nodes(tree):
+        yield from _imports(child)
+
+
+def _layer(name: str) -> int:
+    for level, names in enumerate(LAYERS):
+        if name in names or name.partition(".")[0] in names:
+            return level
+    raise AssertionError(f"{name} has no place in LAYERS of {Path(__file__).name}")
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(PROJECT))
+
+
+def test_no_module_is_longer_than_the_limit() -> None:
+    lengths = {_shown(path): len(path.read_text().splitlines()) for _, path, _ in _modules()}
+    assert {path: n for path, n in lengths.items() if n > MAX_MODULE_LINES} == {}
+
+
+def test_no_function_is_longer_than_the_limit() -> None:
+    long = [
+        f"{_shown(path)}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for _, path, tree in _modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES
+    ]
+    assert long == []
+
+
+def test_only_the_named_modules_know_pyspark() -> None:
+    strangers = [
+        f"{_shown(path)}:{line}"
+        for name, path, tree in _modules()
+        if name not in KNOW_SPARK
+        for module, line in _imports(tree)
+        if module.partition(".")[0] == "pyspark"
+    ]
+    assert strangers == []
+
+
+def test_nothing_imports_pandas() -> None:
+    found = [
+        f"{_shown(path)}:{line}"
+        for _, path, tree in _modules()
+        for module, line in _imports(tree)
+        if module.partition(".")[0] == "pandas"
+    ]
+    assert found == []
+
+
+def test_imports_point_downwards() -> None:
+    known = {name for name, _, _ in _modules()}
+    upward = []
+    for name, path, tree in _modules():
+        if path.parent == PROJECT / "pyspark_omnigraph":
+            continue
+        for module, line in _imports(tree):
+            target = module.removeprefix("omnigraph_spark.")
+            if target == module or target not in known:
+                continue
+            if _layer(target) < _layer(name):
+                upward.append(f"{_shown(path)}:{line} imports {target}")
+    assert upward == []
+
+
+def test_read_and_write_do_not_import_each_other() -> None:
+    crossing = [
+        f"{_shown(path)}:{line} imports {module}"
+        for name, path, tree in _modules()
+        for module, line in _imports(tree)
+        if (name.startswith("read.") and module.startswith("omnigraph_spark.write"))
+        or (name.startswith("write.") and module.startswith("omnigraph_spark.read"))
+    ]
+    assert crossing == []
+
+
+def test_lance_is_imported_late() -> None:
+    """`import lance` costs a third of a second in every Python worker (FACTS 15)."""
+    early = [
+        f"{_shown(path)}:{node.lineno}"
+        for _, path, tree in _modules()
+        for node in tree.body
+        for module, _ in _imports(node)
+        if module.partition(".")[0] == "lance" and isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert early == []
+
+
+def test_only_migrations_looks_at_the_stamp() -> None:
+    sources = {name: path.read_text(encoding="utf-8") for name, path, _ in _modules()}
+    assert {name for name, text in sources.items() if STAMP_KEY in text} == {STAMP_MODULE}
+
+
+def test_what_catches_everything_raises_again() -> None:
+    """Ruff's BLE looks after `except Exception`; Rust panics are no `Exception` and are caught wider."""
+    swallowing = [
+        f"{_shown(path)}:{node.lineno}"
+        for _, path, tree in _modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or ast.unparse(node.type) == "BaseException")
+        and not any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+    ]
+    assert swallowing == []
+
+
+def _between(path: Path, name: str) -> str:
+    match = re.search(
+        rf"<!-- {name}: begin[^>]*-->\n(.*?)\n<!-- {name}: end -->", path.read_text("utf-8"), re.S
+    )
+    assert match, f"{_shown(path)} has no markers <!-- {name}: begin --> … <!-- {name}: end -->"
+    return match.group(1).strip()
+
+
+def test_the_option_table_of_the_readme_is_the_declared_one() -> None:
+    assert _between(PROJECT / "README.md", "options") == options.markdown_table(), "run `make docs`"
+
+
+def _error_classes(kind: type[errors.OmnigraphError]) -> Iterator[type[errors.OmnigraphError]]:
+    yield kind
+    for sub in kind.__subclasses__():
+        yield from _error_classes(sub)
+
+
+def test_every_error_code_is_documented() -> None:
+    documented = set(
+        re.findall(r"`OMNIGRAPH_([A-Z_]+)`", (PROJECT / "docs/errors.md").read_text("utf-8"))
+    )
+    codes = {
+        kind.code
+        for kind in _error_classes(errors.OmnigraphError)
+        if kind.__module__.startswith("omnigraph_spark")
+    }
+    assert codes - documented == set()
+    assert documented - codes == set()
+
+
+@pytest.mark.parametrize("extra", ["pylance", "pyarrow", "obstore"])
+def test_the_lower_bounds_are_the_versions_that_the_second_half_of_the_tests_runs_on(
+    extra: str,
+) -> None:
+    declared = re.search(rf'"{extra}>=([0-9.]+)', (PROJECT / "pyproject.toml").read_text("utf-8"))
+    tested = re.search(
+        rf"^FLOORS = .*\b{extra}==([0-9.]+)", (PROJECT / "Makefile").read_text(), re.M
+    )
+    assert declared
+    assert tested
+    assert declared.group(1) == tested.group(1)
