@@ -1,0 +1,130 @@
+"""Named points where a test can kill, fail or stall a process; no cost when off.
+
+Off unless the environment variable `OMNIGRAPH_SPARK_FAULTS` is set when the process starts:
+`point=action[,point=action…]` with action `kill` (SIGKILL to this process), `raise` (a StorageError),
+`stall:SECONDS`, or `run:module:function` (call a function, for a rival between two steps); `@N` after
+the action arms the N-th hit only. Each delivered fault is appended to the file that
+`OMNIGRAPH_SPARK_FAULTS_LOG` names, so that a test can count it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from omnigraph_spark.errors import OptionError, StorageError
+
+POINTS = frozenset(
+    {
+        "stage.before_first_file",
+        "stage.file_half_written",
+        "stage.done",
+        "commit.entered",
+        "commit.record_written",
+        "commit.before_table",
+        "commit.table_1",
+        "commit.table_2",
+        "commit.table_3",
+        "commit.table_n",
+        "commit.tables_done",
+        "commit.before_publish",
+        "commit.after_publish",
+        "commit.published",
+        "commit.before_undo",
+        "commit.before_record_delete",
+        "commit.done",
+        "table.before_commit",
+        "table.after_commit",
+        "table.after_strip",
+        "table.before_restore",
+        "table.after_restore",
+        "publish.opened",
+        "publish.before_merge",
+        "publish.after_merge",
+        "lineage.before_row",
+        "lineage.after_row",
+        "lineage.after_actor",
+        "migrate.before_annotation",
+        "migrate.before_stamp",
+        "migrate.after_stamp",
+        "heal.before_restore",
+        "heal.before_publish",
+        "heal.before_record_delete",
+    }
+)
+_VARIABLE = "OMNIGRAPH_SPARK_FAULTS"
+_LOG = "OMNIGRAPH_SPARK_FAULTS_LOG"
+
+
+def _parse(text: str) -> dict[str, str]:
+    armed: dict[str, str] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        name, _, action = part.partition("=")
+        if name not in POINTS or not action:
+            raise OptionError(f"{_VARIABLE} names no fault point: {part!r}")
+        armed[name] = action
+    return armed
+
+
+_armed: dict[str, str] = _parse(os.environ.get(_VARIABLE, ""))
+_hits: dict[str, int] = {}
+_hooks: dict[str, Callable[[], None]] = {}
+
+
+def arm(name: str, action: str | Callable[[], None]) -> None:
+    """Arm a point in this process (tests); `action` as in the environment, or a callable."""
+    if name not in POINTS:
+        raise OptionError(f"{name!r} is no fault point")
+    if callable(action):
+        _hooks[name] = action
+        _armed[name] = "hook"
+    else:
+        _armed[name] = action
+    _hits.pop(name, None)
+
+
+def disarm() -> None:
+    """Disarm all points of this process."""
+    _armed.clear()
+    _hooks.clear()
+    _hits.clear()
+
+
+def point(name: str) -> None:
+    """Do what is armed at a point, if anything is."""
+    if _armed and name in _armed:
+        _fire(name)
+
+
+def _fire(name: str) -> None:
+    action, _, number = _armed[name].partition("@")
+    _hits[name] = _hits.get(name, 0) + 1
+    if number and int(number) != _hits[name]:
+        return
+    _note(name)
+    kind, _, argument = action.partition(":")
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "raise":
+        raise StorageError(f"Injected fault at {name}")
+    elif kind == "stall":
+        time.sleep(float(argument))
+    elif kind == "run":
+        module, _, function = argument.partition(":")
+        getattr(importlib.import_module(module), function)()
+    elif kind == "hook":
+        _hooks[name]()
+    else:
+        raise OptionError(f"{action!r} is no fault action")
+
+
+def _note(name: str) -> None:
+    log = os.environ.get(_LOG)
+    if log:
+        with open(log, "a", encoding="utf-8") as file:
+            file.write(f"{name} {os.getpid()}\n")
+            file.flush()
+            os.fsync(file.fileno())

@@ -1,0 +1,155 @@
+"""The stamp of `__manifest`: what it is, which one this connector writes, and how to get there.
+
+The only module that looks at the stamp. A new on-disk shape is one bump of
+`INTERNAL_MANIFEST_SCHEMA_VERSION`, one match arm in `migrate_internal_schema`, and one test (seed
+001). Reads never migrate.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from omnigraph_spark import auto_cleanup, faults
+from omnigraph_spark.errors import CorruptManifestError, UnsupportedManifestVersion
+from omnigraph_spark.lance_errors import Outcome, outcome_of, translated, typed
+from omnigraph_spark.manifest.rows import MANIFEST_SCHEMA, PRIMARY_KEY_ANNOTATION
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+INTERNAL_MANIFEST_SCHEMA_VERSION = 2
+_STAMP_KEY = "omnigraph:internal_schema_version"
+_IMPLICIT = 1
+_MIGRATOR_ATTEMPTS = 10
+
+
+def new_manifest_schema() -> pa.Schema:
+    """Return the Arrow schema, stamp included, of a `__manifest` that is created now."""
+    return MANIFEST_SCHEMA.with_metadata({_STAMP_KEY: str(INTERNAL_MANIFEST_SCHEMA_VERSION)})
+
+
+def stamp_of(manifest: LanceDataset) -> int:
+    """Return the stamp of an opened `__manifest`; a manifest without one is v1.
+
+    Raises:
+        UnsupportedManifestVersion: the stamp isn't a plain positive integer.
+    """
+    raw = (manifest.schema.metadata or {}).get(_STAMP_KEY.encode())
+    if raw is None:
+        return _IMPLICIT
+    text = raw.decode("utf-8", "replace")
+    if not re.fullmatch(r"[1-9][0-9]{0,18}", text):
+        raise _unsupported(repr(text[:40]))
+    return int(text)
+
+
+def check_readable(manifest: LanceDataset) -> None:
+    """Refuse a manifest that lacks a column which a read needs; runs on the driver, writes nothing.
+
+    Raises:
+        UnsupportedManifestVersion: a newer stamp whose rows this version can't understand.
+        CorruptManifestError: a known stamp, and a column is missing or has another type.
+    """
+    stamp = stamp_of(manifest)
+    schema = manifest.schema
+    for wanted in MANIFEST_SCHEMA:
+        index = schema.get_field_index(wanted.name)
+        if index >= 0 and schema.field(index).type == wanted.type:
+            continue
+        if stamp > INTERNAL_MANIFEST_SCHEMA_VERSION:
+            raise _unsupported(stamp)
+        raise CorruptManifestError(
+            f"__manifest has no usable column {wanted.name}",
+            expected=str(wanted.type),
+            found="nothing" if index < 0 else str(schema.field(index).type),
+            hint="The graph's catalog is damaged; restore it from a copy",
+        )
+
+
+def is_newer(manifest: LanceDataset) -> bool:
+    """Tell whether the stamp is above what this version writes."""
+    return stamp_of(manifest) > INTERNAL_MANIFEST_SCHEMA_VERSION
+
+
+def refuse_newer(manifest: LanceDataset) -> None:
+    """Refuse to write to a manifest with a newer stamp, before anything changes.
+
+    Raises:
+        UnsupportedManifestVersion: the stamp is above `INTERNAL_MANIFEST_SCHEMA_VERSION`, or garbage.
+    """
+    if is_newer(manifest):
+        raise _unsupported(stamp_of(manifest))
+
+
+def migrate_internal_schema(manifest: LanceDataset) -> LanceDataset:
+    """Return `manifest` at the current stamp; runs on the driver at each open for writing.
+
+    In the steady state this is one look at metadata that is loaded already. Each step is safe to run
+    again after a crash, and safe against other migrators (PROTOCOL 29).
+
+    Raises:
+        UnsupportedManifestVersion: a stamp that this version can't write.
+        StorageError: the store failed; the manifest may be between two steps, the next call goes on.
+    """
+    for _ in range(_MIGRATOR_ATTEMPTS):
+        match stamp_of(manifest):
+            case stamp if stamp == INTERNAL_MANIFEST_SCHEMA_VERSION:
+                return manifest
+            case 1:
+                manifest = _step(manifest)
+            case stamp:
+                raise _unsupported(stamp)
+    raise UnsupportedManifestVersion(
+        "__manifest is still being migrated by others",
+        expected=f"stamp {INTERNAL_MANIFEST_SCHEMA_VERSION}",
+        found=f"stamp {stamp_of(manifest)}",
+        hint="Run the write again",
+        supported=INTERNAL_MANIFEST_SCHEMA_VERSION,
+    )
+
+
+def _step(manifest: LanceDataset) -> LanceDataset:
+    """Do the next half step of v1 to v2 and open the manifest again."""
+    try:
+        _v1_to_v2(manifest)
+    except (OSError, ValueError, RuntimeError) as error:
+        if outcome_of(error) is not Outcome.CONFLICT and "incompatible" not in str(error).lower():
+            raise typed(error, "Migrating __manifest") from error
+    with translated("Opening __manifest after a migration step"):
+        manifest.checkout_latest()
+    return manifest
+
+
+def _v1_to_v2(manifest: LanceDataset) -> None:
+    auto_cleanup.strip(manifest)
+    annotated = [
+        field.name
+        for field in manifest.schema
+        if PRIMARY_KEY_ANNOTATION.encode() in (field.metadata or {})
+    ]
+    if annotated not in ([], ["object_id"]):
+        raise CorruptManifestError(
+            "__manifest has its primary key on another column",
+            expected="object_id",
+            found=", ".join(annotated),
+            hint="Lance can't move it; copy the graph into a new one",
+        )
+    faults.point("migrate.before_annotation")
+    if not annotated:
+        manifest.update_field_metadata({"object_id": {PRIMARY_KEY_ANNOTATION: "true"}})
+    faults.point("migrate.before_stamp")
+    manifest.update_schema_metadata({_STAMP_KEY: str(INTERNAL_MANIFEST_SCHEMA_VERSION)})
+    faults.point("migrate.after_stamp")
+
+
+def _unsupported(found: object) -> UnsupportedManifestVersion:
+    return UnsupportedManifestVersion(
+        "The graph's internal schema version can't be used by this version — upgrade omnigraph first",
+        expected=f"a stamp of at most {INTERNAL_MANIFEST_SCHEMA_VERSION}",
+        found=f"stamp {found}",
+        hint="Nothing was changed. Use a newer omnigraph_spark, or the engine that wrote the graph",
+        supported=INTERNAL_MANIFEST_SCHEMA_VERSION,
+    )

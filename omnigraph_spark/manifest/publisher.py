@@ -1,0 +1,329 @@
+"""One atomic publish of any number of tables: expectations, guards, compare-and-swap, retry.
+
+Runs on the driver, once per round of a write. The rules are PROTOCOL 3 to 10; what makes an
+expectation atomic is that the publish writes the unchanged `table` row (the guard) of each table that
+it depends on again, in the same merge (FACTS 22).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnigraph_spark import auto_cleanup, faults, layout
+from omnigraph_spark.errors import (
+    CorruptManifestError,
+    ExpectedVersionMismatch,
+    OmnigraphError,
+    OptionError,
+    PublishOutcomeUnknown,
+    RowLevelCasContention,
+    UnsupportedError,
+)
+from omnigraph_spark.lance_errors import Outcome, is_panic, outcome_of, typed
+from omnigraph_spark.manifest import migrations
+from omnigraph_spark.manifest.rows import (
+    OURS,
+    VERSION,
+    ManifestRow,
+    TableRow,
+    VersionRow,
+    to_arrow,
+)
+from omnigraph_spark.manifest.snapshot import Snapshot, fold, open_main, read_rows
+from omnigraph_spark.storage import Storage
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+PUBLISHER_RETRY_BUDGET = 5
+_HANDLE_SECONDS = 60.0
+_FIRST_PAUSE_SECONDS = 0.02
+_LONGEST_PAUSE_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Publish:
+    """What is to be published in one step.
+
+    `expected` maps table keys to the version that must be the published one (0: none); an empty map
+    skips the check (best effort). `guards` are tables whose publishes by others must collide with this
+    one, beside those that `changes` touches.
+    """
+
+    branch: str
+    publish_id: str
+    changes: tuple[ManifestRow, ...]
+    expected: Mapping[str, int] = field(default_factory=dict)
+    guards: frozenset[str] = frozenset()
+    txn: tuple[str, int] | None = None
+    retries: int = PUBLISHER_RETRY_BUDGET
+
+    def touched(self) -> frozenset[str]:
+        """Return the keys of the tables that get a new version or a tombstone."""
+        return frozenset(r.table_key for r in self.changes if not isinstance(r, TableRow))
+
+
+@dataclass(frozen=True)
+class Published:
+    """A publish that is in `__manifest`; `skipped`: the same `txn` was there before, nothing changed."""
+
+    graph_version: int
+    skipped: bool = False
+
+
+def publish(storage: Storage, request: Publish) -> Published:
+    """Publish `request` on its branch, at most `1 + retries` attempts, each from a fresh snapshot.
+
+    Raises:
+        ExpectedVersionMismatch: a table isn't where the caller expects it; nothing was published.
+        RowLevelCasContention: others won every attempt; nothing was published.
+        PublishOutcomeUnknown: the store never said whether it landed; nothing may be deleted.
+        UnsupportedManifestVersion: the graph's stamp can't be written by this version.
+        CorruptManifestError: the rows would not become the visible ones.
+        StorageError: the store failed before anything was published.
+    """
+    attempt = _Attempts(request)
+    while True:
+        try:
+            done = _once(storage, request, attempt)
+        except ExpectedVersionMismatch:
+            raise
+        except OmnigraphError as error:
+            raise attempt.ended(error) from error
+        if done is not None:
+            return done
+        attempt.pause()
+
+
+class _Attempts:
+    """How many attempts were made and whether one of them may have landed."""
+
+    def __init__(self, request: Publish) -> None:
+        self._request = request
+        self._made = 0
+        self._unknown_version: int | None = None
+        self._cause = ""
+
+    def lost(self, error: BaseException) -> None:
+        """Count an attempt that did not land, or may have; raise where the budget is used up."""
+        self._made += 1
+        self._cause = type(error).__name__
+        if outcome_of(error) is Outcome.UNKNOWN:
+            number = re.search(r"version (\d+)", str(error))
+            self._unknown_version = int(number.group(1)) if number else 1 << 62
+        if self._made <= self._request.retries:
+            return
+        if self._unknown_version is not None:
+            raise self._unknown() from error
+        raise RowLevelCasContention(
+            f"Publish {self._request.publish_id} lost all {self._made} attempts to other publishes",
+            expected="one attempt without a rival at the same tables",
+            hint="Nothing was published. Write again, or raise commitRetries",
+            attempts=self._made,
+        ) from error
+
+    def absent_at(self, version: int) -> None:
+        """Note that the publish is not in this version: a rival took the place, it can't land later."""
+        if self._unknown_version is not None and version >= self._unknown_version:
+            self._unknown_version = None
+
+    def ended(self, error: OmnigraphError) -> OmnigraphError:
+        """Return what to raise for an error that ends the publish."""
+        if self._unknown_version is None:
+            return error
+        return error if isinstance(error, PublishOutcomeUnknown) else self._unknown()
+
+    def _unknown(self) -> PublishOutcomeUnknown:
+        return PublishOutcomeUnknown(
+            self._request.publish_id, "the store did not answer the publish", cause=self._cause
+        )
+
+    def pause(self) -> None:
+        """Wait, longer after each lost attempt, with jitter, so that rivals come apart."""
+        longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**self._made)
+        _log.info("publish %s: attempt %d lost, trying again", self._request.publish_id, self._made)
+        time.sleep(random.uniform(0.2, 1.0) * longest)  # noqa: S311
+
+
+def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published | None:
+    """Do one attempt; None where it lost and another is allowed."""
+    manifest = open_for_writing(storage, request.branch)
+    opened = time.monotonic()
+    rows = read_rows(manifest)
+    if has_publish(rows, request.publish_id):
+        return Published(_version_of_publish(manifest, request.publish_id))
+    attempt.absent_at(manifest.version)
+    snapshot = fold(rows, request.branch, manifest.version)
+    if request.txn is not None and _txn_is_there(rows, request):
+        return Published(manifest.version, skipped=True)
+    _check_expected(snapshot, request.expected)
+    new_rows = _rows(snapshot, request)
+    _check_visible(rows, new_rows, request, manifest.version)
+    faults.point("publish.before_merge")
+    if time.monotonic() - opened > _HANDLE_SECONDS:
+        return None
+    try:
+        version = _merge(manifest, to_arrow(new_rows))
+    except BaseException as error:  # a Rust panic is no Exception (FACTS 16)
+        if not isinstance(error, (OSError, ValueError, RuntimeError)) and not is_panic(error):
+            raise
+        if outcome_of(error) in (Outcome.CONFLICT, Outcome.UNKNOWN):
+            attempt.lost(error)
+            return None
+        raise typed(error, "Publishing to __manifest") from error
+    faults.point("publish.after_merge")
+    return Published(version)
+
+
+def open_for_writing(storage: Storage, branch: str) -> LanceDataset:
+    """Open a branch's `__manifest`, migrated, with no auto-cleanup left on it.
+
+    Raises:
+        GraphNotFoundError, UnsupportedManifestVersion, StorageError: as `publish`.
+        UnsupportedError: a branch other than `main`.
+    """
+    if layout.lance_branch(branch) is not None:
+        raise UnsupportedError(
+            f"Writing to branch {branch} is not built yet", hint="Write to main"
+        )
+    manifest = open_main(storage)
+    faults.point("publish.opened")
+    migrations.refuse_newer(manifest)
+    migrations.check_readable(manifest)
+    manifest = migrations.migrate_internal_schema(manifest)
+    if auto_cleanup.keys(manifest):
+        _strip(manifest)
+    return manifest
+
+
+def _strip(manifest: LanceDataset) -> None:
+    try:
+        auto_cleanup.strip(manifest)
+    except (OSError, ValueError, RuntimeError) as error:
+        if outcome_of(error) is not Outcome.CONFLICT:
+            raise typed(error, "Removing auto-cleanup from __manifest") from error
+    manifest.checkout_latest()
+
+
+def _merge(manifest: LanceDataset, rows: pa.Table) -> int:
+    """Merge rows by `object_id` in one commit and return the version it made (FACTS 21)."""
+    (
+        manifest.merge_insert("object_id")
+        .when_matched_update_all()
+        .when_not_matched_insert_all()
+        .conflict_retries(0)
+        .use_index(False)
+        .execute(rows)
+    )
+    return int(manifest.version)
+
+
+def has_publish(rows: pa.Table, publish_id: str) -> bool:
+    """Tell whether a publish id is among the version rows (PROTOCOL 3)."""
+    versions = rows.filter(pc.equal(rows["object_type"], VERSION))
+    return bool(
+        pc.any(pc.match_substring(versions["metadata"], f'"publish_id":"{publish_id}"')).as_py()
+    )
+
+
+def _version_of_publish(manifest: LanceDataset, publish_id: str) -> int:
+    """Return the first graph version that has the publish, going back from the newest."""
+    version = int(manifest.version)
+    while version > 1:
+        older = manifest.checkout_version(version - 1)
+        if not has_publish(read_rows(older), publish_id):
+            break
+        version -= 1
+    return version
+
+
+def txn_versions(rows: pa.Table, app_id: str) -> dict[str, int]:
+    """Return the highest `txnVersion` of an application per table, from the version rows."""
+    versions = rows.filter(pc.equal(rows["object_type"], VERSION))
+    marked = versions.filter(pc.match_substring(versions["metadata"], '"txn":['))
+    found: dict[str, int] = {}
+    for key, text in zip(
+        marked["table_key"].to_pylist(), marked["metadata"].to_pylist(), strict=True
+    ):
+        txn = json.loads(text).get(OURS, {}).get("txn")
+        if txn and txn[0] == app_id:
+            found[key] = max(found.get(key, -1), int(txn[1]))
+    return found
+
+
+def _txn_is_there(rows: pa.Table, request: Publish) -> bool:
+    """Tell whether this batch was published before (PROTOCOL 10).
+
+    Raises:
+        OptionError: some of its tables have it and some don't.
+    """
+    return request.txn is not None and check_txn(rows, request.txn, request.touched())
+
+
+def check_txn(rows: pa.Table, txn: tuple[str, int], touched: frozenset[str]) -> bool:
+    """Tell whether every table of a write has this or a higher `txnVersion` of the application.
+
+    Raises:
+        OptionError: some of the tables have it and some don't.
+    """
+    app_id, number = txn
+    seen = txn_versions(rows, app_id)
+    having = sorted(k for k in touched if seen.get(k, -1) >= number)
+    if having and len(having) < len(touched):
+        raise OptionError(
+            f"txnAppId {app_id!r} at version {number} was written to some of this write's tables",
+            expected="all of them or none",
+            found=", ".join(having),
+            hint="Nothing was published. Use another txnAppId per set of tables, or OmniGraph.write",
+        )
+    return bool(having)
+
+
+def _check_expected(snapshot: Snapshot, expected: Mapping[str, int]) -> None:
+    for key in sorted(expected):
+        actual = snapshot.version(key)
+        if actual != expected[key]:
+            raise ExpectedVersionMismatch(key, expected[key], actual)
+
+
+def _rows(snapshot: Snapshot, request: Publish) -> list[ManifestRow]:
+    """Return guards and changes; a table that the changes create brings its own `table` row."""
+    new_tables = {r.table_key for r in request.changes if isinstance(r, TableRow)}
+    guarded = (request.touched() | request.guards) - new_tables
+    guards = [
+        TableRow(key, snapshot.locations[key]) for key in sorted(guarded) if key in snapshot.locations
+    ]
+    unknown = sorted(request.touched() - new_tables - set(snapshot.locations))
+    if unknown:
+        raise CorruptManifestError(
+            f"{unknown[0]} gets a version and has no table row", expected="a table row among the changes"
+        )
+    return [*guards, *request.changes]
+
+
+def _check_visible(
+    rows: pa.Table, new_rows: list[ManifestRow], request: Publish, version: int
+) -> None:
+    """Refuse a publish that would be acknowledged and invisible (PROTOCOL 5)."""
+    added = to_arrow(new_rows)
+    kept = rows.filter(pc.invert(pc.is_in(rows["object_id"], added["object_id"])))
+    after = fold(pa.concat_tables([kept, added.cast(kept.schema)]), request.branch, version)
+    for row in request.changes:
+        if isinstance(row, VersionRow) and after.version(row.table_key) != row.table_version:
+            raise CorruptManifestError(
+                f"Version {row.table_version} of {row.table_key} would not become the visible one",
+                expected=f"a version above {after.floors.get(row.table_key, 0)}",
+                hint="Nothing was published",
+            )

@@ -1,0 +1,325 @@
+"""The snapshot of a graph branch: a pure fold of the rows of its `__manifest` (seed 001).
+
+Per (`table_key`, `table_branch`) the highest `table_version` that no tombstone of the table covers;
+where an inherited and a branch-owned entry remain, the higher version wins (FORMAT).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnigraph_spark import layout
+from omnigraph_spark.errors import (
+    BranchNotFoundError,
+    CorruptManifestError,
+    GraphNotFoundError,
+    TableNotFoundError,
+    UnsupportedManifestVersion,
+    VersionNotFoundError,
+)
+from omnigraph_spark.lance_errors import DatasetNotFoundError, translated
+from omnigraph_spark.manifest import migrations
+from omnigraph_spark.manifest.rows import MANIFEST_SCHEMA, OURS, TABLE, TOMBSTONE, VERSION, fit
+from omnigraph_spark.storage import Storage
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+
+@dataclass(frozen=True)
+class TableEntry:
+    """One published table version: where its dataset is, which version, and how many rows."""
+
+    table_key: str
+    location: str
+    table_version: int
+    table_branch: str | None
+    row_count: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ours(self) -> Mapping[str, Any]:
+        """Return what this connector left in the version row's metadata (empty if another wrote it)."""
+        found = self.metadata.get(OURS)
+        return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All tables of a graph branch at one graph version; plain data, picklable.
+
+    `locations` has every table that ever had a row, `floors` the highest version or tombstone of each:
+    what is published next must be above it.
+    """
+
+    branch: str
+    graph_version: int
+    tables: Mapping[str, TableEntry]
+    locations: Mapping[str, str]
+    floors: Mapping[str, int]
+
+    def entry(self, key: str) -> TableEntry:
+        """Return a table's entry.
+
+        Raises:
+            TableNotFoundError: the snapshot has no such table; what exists is listed.
+        """
+        found = self.tables.get(key)
+        if found is None:
+            raise TableNotFoundError(
+                f"No table {key[:80]!r} on branch {self.branch} at version {self.graph_version}",
+                expected=", ".join(sorted(self.tables)[:60]) or "none: the graph has no tables",
+                table_key=key,
+            )
+        return found
+
+    def version(self, key: str) -> int:
+        """Return the table's published version, 0 where it has none."""
+        found = self.tables.get(key)
+        return 0 if found is None else found.table_version
+
+    def resolve(self, name: str) -> str:
+        """Return the table key that a user's `name` means: a key, or a bare type name that fits one.
+
+        Raises:
+            TableNotFoundError: nothing fits, or both a node and an edge table do.
+        """
+        if ":" in name:
+            return self.entry(name).table_key
+        fitting = [k for k in (f"node:{name}", f"edge:{name}") if k in self.tables]
+        if len(fitting) == 2:
+            raise TableNotFoundError(f"{name!r} is a node and an edge table", expected=" or ".join(fitting))
+        return self.entry(fitting[0] if fitting else name).table_key
+
+
+def fold(rows: pa.Table, branch: str, graph_version: int) -> Snapshot:
+    """Fold the rows of a manifest into its snapshot; pure, in Arrow, linear in the rows.
+
+    Equal rows of one `object_id` count once (a publish through a handle from before the annotation
+    doubles them, PROTOCOL 29).
+
+    Raises:
+        CorruptManifestError: contradictory rows of one `object_id`, a version without a table, a
+            location outside the root, metadata that is no JSON object.
+        UnsupportedManifestVersion: a table key has several incarnations (newer engines).
+    """
+    rows = fit(rows)
+    kinds = rows["object_type"]
+    known = pc.is_in(kinds, pa.array([TABLE, VERSION, TOMBSTONE]))
+    rows = _once(rows.filter(known))
+    kinds = rows["object_type"]
+    locations = _locations(rows.filter(pc.equal(kinds, TABLE)))
+    versions = rows.filter(pc.equal(kinds, VERSION))
+    tombstones = _highest(rows.filter(pc.equal(kinds, TOMBSTONE)))
+    highest = _highest(versions)
+    tables: dict[str, TableEntry] = {}
+    for row in _live(versions, tombstones, layout.lance_branch(branch)).to_pylist():
+        entry = _entry(row, locations)
+        tables[entry.table_key] = entry
+    floors = {
+        key: max(highest.get(key, 0), tombstones.get(key, 0)) for key in {*highest, *tombstones}
+    }
+    return Snapshot(branch, graph_version, dict(sorted(tables.items())), locations, floors)
+
+
+def _once(rows: pa.Table) -> pa.Table:
+    """Drop equal doubles of an `object_id`, refuse contradictory ones."""
+    if pc.count_distinct(rows["object_id"]).as_py() == rows.num_rows:
+        return rows
+    compared = [name for name in MANIFEST_SCHEMA.names if name != "base_objects"]
+    distinct = rows.select(compared).group_by(compared).aggregate([])
+    counts = distinct.group_by("object_id").aggregate([([], "count_all")])
+    doubled = counts.filter(pc.greater(counts["count_all"], 1))["object_id"].to_pylist()
+    if doubled:
+        raise CorruptManifestError(
+            f"__manifest has contradictory rows of {doubled[0]!r}",
+            expected="one row",
+            found=f"{len(doubled)} object ids with different rows",
+            hint="Two writers without compare-and-swap have written to this graph; compare its versions",
+        )
+    return distinct.append_column("base_objects", pa.nulls(distinct.num_rows, pa.list_(pa.utf8()))).select(
+        MANIFEST_SCHEMA.names
+    )
+
+
+def _locations(rows: pa.Table) -> dict[str, str]:
+    locations: dict[str, str] = {}
+    for key, location in zip(
+        rows["table_key"].to_pylist(), rows["location"].to_pylist(), strict=True
+    ):
+        if key in locations and locations[key] != location:
+            raise UnsupportedManifestVersion(
+                f"{key} has several incarnations in __manifest — upgrade omnigraph first",
+                expected="one location per table",
+                found="several",
+            )
+        if not key.startswith((f"{layout.NODE}:", f"{layout.EDGE}:")):
+            raise CorruptManifestError(f"{key[:80]!r} in __manifest is no table key")
+        locations[key] = location
+    return locations
+
+
+def _highest(rows: pa.Table) -> dict[str, int]:
+    """Return the highest `table_version` per table key."""
+    if rows["table_version"].null_count:
+        raise CorruptManifestError(
+            "A version or tombstone row of __manifest has no table_version", expected="a number"
+        )
+    grouped = rows.group_by("table_key").aggregate([("table_version", "max")])
+    return dict(
+        zip(grouped["table_key"].to_pylist(), grouped["table_version_max"].to_pylist(), strict=True)
+    )
+
+
+def _live(versions: pa.Table, tombstones: Mapping[str, int], own: str | None) -> pa.Table:
+    """Return one row per table: its highest version above the tombstones, the branch's own first."""
+    if tombstones:
+        gone = pa.table(
+            {
+                "table_key": pa.array(list(tombstones), pa.utf8()),
+                "gone": pa.array(list(tombstones.values()), pa.uint64()),
+            }
+        )
+        keyed = pc.index_in(versions["table_key"], gone["table_key"])
+        below = pc.fill_null(pc.take(gone["gone"], keyed), 0)
+        versions = versions.filter(pc.greater(versions["table_version"], below))
+    own_first = pc.fill_null(pc.equal(versions["table_branch"], pa.scalar(own, pa.utf8())), own is None)
+    ordered = versions.append_column("own", own_first).sort_by(
+        [("table_key", "ascending"), ("table_version", "ascending"), ("own", "ascending")]
+    )
+    keys = ordered["table_key"].combine_chunks()
+    if len(keys) == 0:
+        return ordered
+    last = pc.not_equal(keys[:-1], keys[1:])
+    return ordered.filter(pa.concat_arrays([last, pa.array([True])]))
+
+
+def _entry(row: Mapping[str, Any], locations: Mapping[str, str]) -> TableEntry:
+    key = row["table_key"]
+    if key not in locations:
+        raise CorruptManifestError(
+            f"__manifest has a version of {key[:80]!r} and no table row of it", expected="a table row"
+        )
+    return TableEntry(
+        table_key=key,
+        location=layout.check_location(locations[key], key),
+        table_version=row["table_version"],
+        table_branch=row["table_branch"],
+        row_count=row["row_count"] or 0,
+        metadata=_metadata(row["metadata"], row["object_id"]),
+    )
+
+
+def _metadata(text: str | None, object_id: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text) if text else {}
+    except json.JSONDecodeError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise CorruptManifestError(
+            f"The metadata of {object_id!r} in __manifest is no JSON object",
+            found=repr((text or "")[:40]),
+        )
+    return parsed
+
+
+def read_rows(manifest: LanceDataset) -> pa.Table:
+    """Read all rows of an opened `__manifest` in the shape of `MANIFEST_SCHEMA`.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    with translated("Reading __manifest"):
+        return fit(manifest.to_table(columns=MANIFEST_SCHEMA.names))
+
+
+def open_manifest(
+    storage: Storage, branch: str = layout.MAIN, version: int | None = None
+) -> LanceDataset:
+    """Open a branch's `__manifest` for reading, wherever the graph lies now; on the driver.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        BranchNotFoundError: the graph has no such branch; what exists is listed.
+        VersionNotFoundError: the branch has no such version.
+        UnsupportedManifestVersion: a newer shape that can't be read.
+    """
+    head = open_main(storage)
+    if layout.lance_branch(branch) is not None:
+        head = _open_branch(storage, head, branch)
+    if version is not None and version != head.version:
+        head = _open_version(storage, branch, version, head.version)
+    migrations.check_readable(head)
+    return head
+
+
+def open_main(storage: Storage) -> LanceDataset:
+    """Open the newest `__manifest` of `main`, ready to be committed to.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        StorageError: the store failed.
+    """
+    try:
+        return storage.dataset(layout.MANIFEST)
+    except DatasetNotFoundError as error:
+        raise GraphNotFoundError(
+            f"{storage.root} holds no OmniGraph graph",
+            expected=f"a folder with {layout.MANIFEST}/ inside",
+            hint="Check the path; a write with .mode('append') creates a graph",
+        ) from error
+
+
+def branch_names(main: LanceDataset) -> list[str]:
+    """Return the graph's branches, `main` first, from an opened `__manifest`.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    with translated("Listing the branches of __manifest"):
+        return [layout.MAIN, *sorted(main.branches.list())]
+
+
+def _open_branch(storage: Storage, main: LanceDataset, branch: str) -> LanceDataset:
+    from omnigraph_spark import relocation
+
+    names = branch_names(main)
+    if branch not in names:
+        raise BranchNotFoundError(
+            f"The graph has no branch {branch[:80]!r}", expected=", ".join(names[:60])
+        )
+    return relocation.open_for_reading(storage, layout.MANIFEST, branch, None)
+
+
+def _open_version(storage: Storage, branch: str, version: int, head: int) -> LanceDataset:
+    from omnigraph_spark import relocation
+
+    try:
+        return relocation.open_for_reading(
+            storage, layout.MANIFEST, layout.lance_branch(branch), version
+        )
+    except DatasetNotFoundError as error:
+        raise VersionNotFoundError(
+            f"Branch {branch} has no graph version {version}",
+            expected=f"a version up to {head} that was not cleaned up",
+            hint="The metadata frame `history` lists them",
+        ) from error
+
+
+def load(storage: Storage, branch: str = layout.MAIN, version: int | None = None) -> Snapshot:
+    """Read the snapshot of a branch at a graph version (None: its head); on the driver, no writes.
+
+    Raises:
+        GraphNotFoundError, BranchNotFoundError, VersionNotFoundError: what the names say.
+        UnsupportedManifestVersion: a newer shape that can't be read.
+        CorruptManifestError: the rows contradict the format.
+        StorageError: the store failed.
+    """
+    manifest = open_manifest(storage, branch, version)
+    return fold(read_rows(manifest), branch, manifest.version if version is None else version)
