@@ -250,13 +250,31 @@ def open_manifest(
         VersionNotFoundError: the branch has no such version.
         UnsupportedManifestVersion: a newer shape that can't be read.
     """
-    head = open_main(storage)
-    if layout.lance_branch(branch) is not None:
-        head = _open_branch(storage, head, branch)
-    if version is not None and version != head.version:
-        head = _open_version(storage, branch, version, head.version)
-    migrations.check_readable(head)
-    return head
+    main = open_main(storage)
+    if layout.lance_branch(branch) is None:
+        manifest = main if version in (None, main.version) else _open_version(storage, branch, version)
+    else:
+        _check_branch(main, branch)
+        manifest = _open_version(storage, branch, version)
+    migrations.check_readable(manifest)
+    return manifest
+
+
+def head_version(storage: Storage, branch: str = layout.MAIN) -> int:
+    """Return the newest graph version of a branch; on the driver.
+
+    The version of a handle from `open_manifest` isn't it: a relocated handle has its own numbers.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        BranchNotFoundError: the graph has no such branch; what exists is listed.
+        StorageError: the store failed.
+    """
+    main = open_main(storage)
+    if layout.lance_branch(branch) is None:
+        return main.version
+    _check_branch(main, branch)
+    return storage.dataset(layout.MANIFEST, branch).version
 
 
 def open_main(storage: Storage) -> LanceDataset:
@@ -286,18 +304,15 @@ def branch_names(main: LanceDataset) -> list[str]:
         return [layout.MAIN, *sorted(main.branches.list())]
 
 
-def _open_branch(storage: Storage, main: LanceDataset, branch: str) -> LanceDataset:
-    from omnigraph_spark import relocation
-
+def _check_branch(main: LanceDataset, branch: str) -> None:
     names = branch_names(main)
     if branch not in names:
         raise BranchNotFoundError(
             f"The graph has no branch {branch[:80]!r}", expected=", ".join(names[:60])
         )
-    return relocation.open_for_reading(storage, layout.MANIFEST, branch, None)
 
 
-def _open_version(storage: Storage, branch: str, version: int, head: int) -> LanceDataset:
+def _open_version(storage: Storage, branch: str, version: int | None) -> LanceDataset:
     from omnigraph_spark import relocation
 
     try:
@@ -307,7 +322,7 @@ def _open_version(storage: Storage, branch: str, version: int, head: int) -> Lan
     except DatasetNotFoundError as error:
         raise VersionNotFoundError(
             f"Branch {branch} has no graph version {version}",
-            expected=f"a version up to {head} that was not cleaned up",
+            expected=f"a version up to {head_version(storage, branch)} that was not cleaned up",
             hint="The metadata frame `history` lists them",
         ) from error
 
@@ -321,5 +336,5 @@ def load(storage: Storage, branch: str = layout.MAIN, version: int | None = None
         CorruptManifestError: the rows contradict the format.
         StorageError: the store failed.
     """
-    manifest = open_manifest(storage, branch, version)
-    return fold(read_rows(manifest), branch, manifest.version if version is None else version)
+    pinned = head_version(storage, branch) if version is None else version
+    return fold(read_rows(open_manifest(storage, branch, pinned)), branch, pinned)
