@@ -1,0 +1,21 @@
+"""The engine's schema files: `_schema.pg`, `_schema.ir.json`, `__schema_state.json`."""
+
+from omnigraph_spark.engine_schema.files import add_types, read, repair
+from omnigraph_spark.engine_schema.ir import ir_json, state_json
+from omnigraph_spark.engine_schema.model import EdgeType, EngineSchema, NodeType, Property, of_arrow
+from omnigraph_spark.engine_schema.pg import parse_pg, render_pg
+
+__all__ = [
+    "EdgeType",
+    "EngineSchema",
+    "NodeType",
+    "Property",
+    "add_types",
+    "ir_json",
+    "of_arrow",
+    "parse_pg",
+    "read",
+    "render_pg",
+    "repair",
+    "state_json",
+]
