@@ -1,4 +1,4 @@
-"""Fixtures that all tests share. Where a test's files go: pytest's temporary folders, never here."""
+"""Fixtures that all tests share. Files go to pytest's temporary folders, never into the project."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def spark_session(
 @pytest.fixture
 def spark(spark_session: SparkSession) -> Iterator[SparkSession]:
     """A session in this process; a test's settings, temp views and tables don't outlive it."""
-    before = {row["key"]: row["value"] for row in spark_session.sql("SET").collect()}
+    before = dict(spark_session.conf.getAll)
     yield spark_session
-    after = {row["key"]: row["value"] for row in spark_session.sql("SET").collect()}
+    after = dict(spark_session.conf.getAll)
     for key in after.keys() - before.keys():
         spark_session.conf.unset(key)
     for key, value in before.items():

@@ -137,7 +137,6 @@ class ScriptRunner:
             check=False,
         )
         if check and done.returncode != 0:
-            raise AssertionError(
-                f"the script ended with {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
-            )
+            output = f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+            raise AssertionError(f"the script ended with {done.returncode}\n{output}")
         return done
