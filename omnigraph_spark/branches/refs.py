@@ -1,0 +1,305 @@
+"""What a ref means: a branch and one of its graph versions; on the driver, nothing is written.
+
+A ref is a branch (its head), a branch and a version on its lineage, a commit id, a tag, or a branch
+and a point in time (DESIGN 3 and 8). Graph versions count per branch; a branch's lineage below its
+fork is its parent's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone, tzinfo
+from typing import TYPE_CHECKING, NamedTuple
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from omnigraph_spark import layout
+from omnigraph_spark.errors import BranchNotFoundError, OptionError, VersionNotFoundError
+from omnigraph_spark.lance_errors import DatasetNotFoundError, translated
+from omnigraph_spark.manifest import snapshot
+from omnigraph_spark.storage import Storage
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+_COMMIT_ID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}\Z")
+_NUMBER = re.compile(r"\d{1,19}\Z")
+_EPOCH_MS = re.compile(r"-?\d{1,15}\Z")
+_ISO = re.compile(
+    r"(?P<date>\d{4}-\d{2}-\d{2})"
+    r"(?:[T ](?P<time>\d{2}:\d{2}(?::\d{2})?)(?:\.(?P<fraction>\d{1,9}))?)?"
+    r"\s*(?P<zone>Z|[+-]\d{2}(?::?\d{2})?)?\Z"
+)
+_OFFSET = re.compile(r"(?:UTC|GMT|UT)?(?P<sign>[+-])(?P<hours>\d{1,2})(?::?(?P<minutes>\d{2}))?\Z")
+_SHOWN = 30
+
+
+class Resolved(NamedTuple):
+    """A branch and a graph version of it; None is the branch's head at the time of loading."""
+
+    branch: str
+    version: int | None
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A graph branch: its parent and the parent's version that it was forked at (None for `main`)."""
+
+    name: str
+    parent: str | None
+    parent_version: int | None
+    created_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A tag: a name for one graph version of one branch."""
+
+    name: str
+    branch: str
+    version: int
+
+
+def list_branches(storage: Storage) -> list[Branch]:
+    """Return the graph's branches, `main` first, the rest by name.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        StorageError: the store failed.
+    """
+    with translated("Listing the branches of __manifest"):
+        found = snapshot.open_main(storage).branches.list()
+    branches = [
+        Branch(
+            name=name,
+            parent=ref.get("parent_branch") or layout.MAIN,
+            parent_version=ref.get("parent_version"),
+            created_at=_from_seconds(ref.get("create_at")),
+        )
+        for name, ref in sorted(found.items())
+    ]
+    return [Branch(layout.MAIN, None, None, None), *branches]
+
+
+def list_tags(storage: Storage) -> list[Tag]:
+    """Return the graph's tags (Lance tags of `__manifest`) by name.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        StorageError: the store failed.
+    """
+    return _tags(snapshot.open_main(storage))
+
+
+def _tags(main: LanceDataset) -> list[Tag]:
+    with translated("Listing the tags of __manifest"):
+        found = main.tags.list()
+    return [
+        Tag(name, tag.get("branch") or layout.MAIN, int(tag["version"]))
+        for name, tag in sorted(found.items())
+    ]
+
+
+def resolve(
+    storage: Storage,
+    branch: str = layout.MAIN,
+    branch_given: bool = False,
+    version_as_of: str | None = None,
+    timestamp_as_of: str | None = None,
+    session_zone: str = "UTC",
+) -> Resolved:
+    """Return the branch and version that a read's options mean; once per load.
+
+    Args:
+        storage: The graph.
+        branch: The option `branch`.
+        branch_given: Whether the user gave it: a commit id or a tag of another branch is then refused.
+        version_as_of: A graph version, a commit id (26-character ULID) or a tag.
+        timestamp_as_of: ISO 8601 or epoch milliseconds.
+        session_zone: Spark's session time zone, for a time without a zone.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        BranchNotFoundError: the graph has no such branch; what exists is listed.
+        VersionNotFoundError: no such version, commit or tag, or no commit at or before the time.
+        OptionError: a malformed time or zone, or a commit id or tag of another branch.
+        StorageError: the store failed.
+    """
+    if version_as_of is not None:
+        return _resolve_version(storage, branch, branch_given, version_as_of.strip())
+    if timestamp_as_of is not None:
+        moment = parse_timestamp(timestamp_as_of, session_zone)
+        return _resolve_time(storage, branch, moment, timestamp_as_of)
+    return Resolved(branch, None)
+
+
+def _resolve_version(storage: Storage, branch: str, branch_given: bool, text: str) -> Resolved:
+    if _NUMBER.match(text):
+        return _existing(storage, _on_lineage(storage, branch, int(text)), branch)
+    named = _named(storage, text)
+    if branch_given and named.branch != branch:
+        raise OptionError(
+            f"versionAsOf {text[:60]!r} is on branch {named.branch}",
+            expected=f"a version of branch {branch}",
+            hint="Leave branch out: a commit id or a tag names its branch",
+        )
+    return _existing(storage, named, named.branch)
+
+
+def _named(storage: Storage, text: str) -> Resolved:
+    """Return what a commit id or a tag names."""
+    from omnigraph_spark.history import commits
+
+    tags = list_tags(storage)
+    for tag in tags:
+        if tag.name == text:
+            return Resolved(tag.branch, tag.version)
+    if _COMMIT_ID.match(text):
+        commit = commits.find_commit(storage, text)
+        if commit is not None:
+            return Resolved(commit.manifest_branch or layout.MAIN, commit.manifest_version)
+    names = ", ".join(tag.name for tag in tags[:_SHOWN])
+    raise VersionNotFoundError(
+        f"The graph has no version, commit or tag {text[:60]!r}",
+        expected="a graph version (a number), a commit id (26 characters)"
+        + (f", or one of the tags {names}" if names else "; there are no tags"),
+        hint="The metadata frame `history` lists versions and commits",
+    )
+
+
+def _on_lineage(storage: Storage, branch: str, version: int) -> Resolved:
+    """Return the branch that holds a version of `branch`'s lineage: below the fork its parent."""
+    branches = {one.name: one for one in list_branches(storage)}
+    if branch not in branches:
+        raise BranchNotFoundError(
+            f"The graph has no branch {branch[:80]!r}",
+            expected=", ".join([*branches][: 2 * _SHOWN]),
+        )
+    current = branches[branch]
+    while current.parent is not None and version < (current.parent_version or 0):
+        current = branches.get(current.parent, branches[layout.MAIN])
+    return Resolved(current.name, version)
+
+
+def _existing(storage: Storage, ref: Resolved, asked: str) -> Resolved:
+    """Return `ref` if that version is there.
+
+    Raises:
+        VersionNotFoundError: it isn't; the versions that are there are listed.
+    """
+    try:
+        storage.dataset(layout.MANIFEST, ref.branch, ref.version)
+    except DatasetNotFoundError as error:
+        there = kept_versions(storage, layout.MANIFEST, ref.branch)
+        raise VersionNotFoundError(
+            f"Branch {asked} has no graph version {ref.version}",
+            expected=f"one of {_ranges(there)} on branch {ref.branch}" if there else None,
+            hint="The metadata frame `history` lists versions and commits",
+        ) from error
+    return ref
+
+
+def _resolve_time(storage: Storage, branch: str, moment: datetime, text: str) -> Resolved:
+    from omnigraph_spark.history import commits
+
+    snapshot.head_version(storage, branch)
+    history = commits.read_commits(storage, branch)
+    if history and history[-1].created_at <= moment:
+        return Resolved(branch, None)
+    for commit in reversed(history):
+        if commit.created_at <= moment:
+            ref = _on_lineage(storage, branch, commit.manifest_version)
+            return _existing(storage, ref, branch)
+    first = history[0] if history else None
+    raise VersionNotFoundError(
+        f"Branch {branch} has no commit at or before {text[:60]!r}",
+        expected=f"{first.created_at.isoformat()}Z or later: commit {first.graph_commit_id}, "
+        f"version {first.manifest_version}"
+        if first
+        else "a commit; the graph has no history",
+    )
+
+
+def parse_timestamp(text: str, session_zone: str) -> datetime:
+    """Return a point in time as UTC without a zone (as commits store it), to the microsecond.
+
+    Raises:
+        OptionError: neither ISO 8601 nor epoch milliseconds, out of range, or an unknown zone.
+    """
+    stripped = text.strip()
+    try:
+        if _EPOCH_MS.match(stripped):
+            return datetime(1970, 1, 1) + timedelta(milliseconds=int(stripped))
+        return _parse_iso(stripped, session_zone)
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, OptionError):
+            raise
+        raise OptionError(
+            "timestampAsOf is no time",
+            expected="ISO 8601 such as 2024-01-31T12:00:00Z, or epoch milliseconds",
+            found=repr(text[:60]),
+        ) from error
+
+
+def _parse_iso(text: str, session_zone: str) -> datetime:
+    match = _ISO.match(text)
+    if match is None:
+        raise ValueError(text)
+    local = datetime.fromisoformat(f"{match['date']}T{match['time'] or '00:00'}")
+    local += timedelta(microseconds=int((match["fraction"] or "0")[:6].ljust(6, "0")))
+    zone = zone_of(match["zone"] or session_zone)
+    return local.replace(tzinfo=zone).astimezone(timezone.utc).replace(tzinfo=None)
+
+
+def zone_of(name: str) -> tzinfo:
+    """Return a time zone by Spark's names: a region, `UTC`, `Z`, or an offset such as `+05:30`.
+
+    Raises:
+        OptionError: the zone is unknown.
+    """
+    if name in ("Z", "UTC"):
+        return timezone.utc
+    match = _OFFSET.match(name)
+    if match is not None:
+        offset = timedelta(hours=int(match["hours"]), minutes=int(match["minutes"] or 0))
+        return timezone(-offset if match["sign"] == "-" else offset)
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise OptionError(
+            f"Unknown time zone {name[:60]!r}", expected="a region, UTC, or an offset like +05:30"
+        ) from error
+
+
+def kept_versions(storage: Storage, location: str, branch: str | None) -> list[int]:
+    """Return the versions of a dataset's branch that are there, ascending; lists file names only.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    branch = layout.lance_branch(branch)
+    prefix = location if branch is None else f"{location}/tree/{branch}"
+    versions = []
+    for info in storage.list(f"{prefix}/_versions"):
+        stem, dot, suffix = info.path.rpartition("/")[2].partition(".")
+        if dot and suffix == "manifest" and stem.isdigit():
+            number = int(stem)
+            versions.append(0xFFFFFFFFFFFFFFFF - number if len(stem) == 20 else number)
+    return sorted(versions)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Return ascending numbers as text, runs as `3-7`, at most some of them."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs[-_SHOWN:]]
+    return ", ".join(["…", *shown] if len(runs) > _SHOWN else shown)
+
+
+def _from_seconds(seconds: int | None) -> datetime | None:
+    return None if seconds is None else datetime(1970, 1, 1) + timedelta(seconds=seconds)

@@ -1,0 +1,197 @@
+"""From a snapshot to the pieces of work of a read: plain data, made on the driver, run on executors.
+
+A `Scan` names a dataset version and some of its fragments, or a range of rows of one large fragment.
+A partition is a tuple of scans: small fragments, and small tables of a whole-graph read, go together
+until `maxPartitionBytes` is reached. Planning looks at metadata only and is linear in the fragments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from omnigraph_spark.lance_errors import translated
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
+from omnigraph_spark.relocation import open_for_reading
+from omnigraph_spark.storage import Storage
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+_OPENERS = 16
+_UNKNOWN_ROW_BYTES = 64
+# A filtered range of a fragment reads the filter's columns of the whole fragment, so there are few.
+_FILTERED_RANGES = 8
+
+Partition = tuple["Scan", ...]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Some fragments of a dataset version, or a range of physical rows of one fragment.
+
+    `token` tells this dataset from another one that took its place under the same name and version
+    (workers keep datasets open). `expected_rows` is how many rows a scan without a filter gives, None
+    where metadata alone doesn't say.
+    """
+
+    table_key: str
+    location: str
+    table_branch: str | None
+    version: int
+    token: str
+    fragments: tuple[int, ...]
+    rows: tuple[int, int] | None
+    expected_rows: int | None
+    deletions: bool
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One fragment or range with its size, before packing."""
+
+    fragment: int
+    rows: tuple[int, int] | None
+    live_rows: int | None
+    size: int
+    deletions: bool
+
+
+def open_tables(storage: Storage, entries: Iterable[TableEntry]) -> dict[str, LanceDataset]:
+    """Open table versions for reading, several at a time; on the driver.
+
+    Raises:
+        DatasetNotFoundError: a table's dataset, branch or version isn't there.
+        CorruptManifestError, StorageError: as `relocation.open_for_reading`.
+    """
+    wanted = list(entries)
+
+    def opened(entry: TableEntry) -> LanceDataset:
+        return open_for_reading(storage, entry.location, entry.table_branch, entry.table_version)
+
+    if len(wanted) < 2:
+        return {entry.table_key: opened(entry) for entry in wanted}
+    with ThreadPoolExecutor(min(_OPENERS, len(wanted))) as pool:
+        datasets = list(pool.map(opened, wanted))
+    return {entry.table_key: dataset for entry, dataset in zip(wanted, datasets, strict=True)}
+
+
+def plan(
+    entries: Sequence[TableEntry],
+    datasets: Mapping[str, LanceDataset],
+    max_partition_bytes: int,
+    filtered: Mapping[str, bool],
+) -> list[Partition]:
+    """Return the partitions that read the given tables whole; on the driver, once per action.
+
+    Args:
+        entries: The tables to read, in the order of the rows.
+        datasets: Each of them opened (`open_tables`).
+        max_partition_bytes: Bytes on disk that a partition holds at most; one row range never gets
+            smaller than a row.
+        filtered: Per table key, whether rows are filtered while they are read.
+
+    Returns:
+        Partitions without empty fragments; an empty list where there are no rows.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    packed: list[Partition] = []
+    current: list[Scan] = []
+    room = max_partition_bytes
+    for entry in entries:
+        token, pieces = _pieces(
+            datasets[entry.table_key], max_partition_bytes, filtered[entry.table_key]
+        )
+        open_run: list[_Piece] = []
+        for piece in pieces:
+            if piece.size > room and (current or open_run):
+                current.extend(_scans(entry, token, open_run))
+                packed.append(tuple(current))
+                current, open_run, room = [], [], max_partition_bytes
+            open_run.append(piece)
+            room -= piece.size
+        current.extend(_scans(entry, token, open_run))
+    if current:
+        packed.append(tuple(current))
+    return packed
+
+
+def _pieces(dataset: LanceDataset, most: int, filtered: bool) -> tuple[str, list[_Piece]]:
+    """Return the dataset's token and its fragments, large ones cut into ranges."""
+    digest = hashlib.blake2b(digest_size=8)
+    pieces: list[_Piece] = []
+    with translated("Reading the fragments of a table"):
+        fragments = [(one.fragment_id, one.metadata) for one in dataset.get_fragments()]
+    for number, metadata in fragments:
+        for file in metadata.files:
+            digest.update(file.path.encode())
+        pieces.extend(_cut(number, metadata, most, filtered))
+    return digest.hexdigest(), pieces
+
+
+def _cut(number: int, metadata: Any, most: int, filtered: bool) -> Iterator[_Piece]:
+    physical, live = metadata.physical_rows, metadata.num_rows
+    deletions = metadata.deletion_file is not None
+    if live == 0:
+        return
+    known = sum(file.file_size_bytes or 0 for file in metadata.files)
+    size = known or physical * _UNKNOWN_ROW_BYTES
+    parts = min(-(-size // most), physical)
+    if filtered:
+        parts = min(parts, _FILTERED_RANGES)
+    if parts == 1:
+        yield _Piece(number, None, live, size, deletions)
+        return
+    for part in range(parts):
+        start, end = physical * part // parts, physical * (part + 1) // parts
+        rows = None if deletions else end - start
+        yield _Piece(number, (start, end), rows, size // parts, deletions)
+
+
+def _scans(entry: TableEntry, token: str, pieces: Sequence[_Piece]) -> list[Scan]:
+    """Return the scans of neighbouring pieces: whole fragments in one, each range by itself."""
+    whole = [piece for piece in pieces if piece.rows is None]
+    groups = [whole] if whole else []
+    groups += [[piece] for piece in pieces if piece.rows is not None]
+    return [
+        Scan(
+            table_key=entry.table_key,
+            location=entry.location,
+            table_branch=entry.table_branch,
+            version=entry.table_version,
+            token=token,
+            fragments=tuple(piece.fragment for piece in group),
+            rows=group[0].rows,
+            expected_rows=_total(group),
+            deletions=any(piece.deletions for piece in group),
+        )
+        for group in groups
+    ]
+
+
+def _total(pieces: Iterable[_Piece]) -> int | None:
+    total = 0
+    for piece in pieces:
+        if piece.live_rows is None:
+            return None
+        total += piece.live_rows
+    return total
+
+
+def read_table(storage: Storage, snapshot: Snapshot, key: str) -> pa.Table:
+    """Read a whole table of a snapshot as Lance stores it, blobs as bytes; without Spark.
+
+    Raises:
+        TableNotFoundError: the snapshot has no such table.
+        StorageError: the table isn't there, or the store failed.
+    """
+    dataset = open_tables(storage, [snapshot.entry(key)])[key]
+    with translated(f"Reading {key}"):
+        return dataset.scanner(blob_handling="all_binary").to_table()
