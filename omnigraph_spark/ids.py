@@ -37,8 +37,8 @@ def ulid_from(time_ms: int, random_bits: bytes) -> str:
 def ulids(count: int) -> pa.Array:
     """Return `count` unique ULIDs, ascending, as a utf8 array without nulls.
 
-    Runs on executors, once per batch. Within a call the random part counts on from a random start of
-    79 bits, so two calls in one millisecond meet with a chance of about count / 2^79.
+    Runs on executors, once per batch. Within a call the random part counts on from a random start
+    of 79 bits, so two calls in one millisecond meet with a chance of about count / 2^79.
 
     Raises:
         OptionError: `count` is negative, or more than one Arrow array of 32-bit offsets can hold.

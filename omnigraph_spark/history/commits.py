@@ -1,0 +1,349 @@
+"""The lineage of a graph: one row per publish in `_graph_commits.lance`, its actors beside it.
+
+A publish and its lineage row are two commits; a writer that dies between them leaves a gap, which
+the next writer fills (PROTOCOL 30). Rows are appended by many processes at once: each appends
+everything that it finds missing below its own version, in one commit, so a row stands only above a
+complete past. Two fillers of one gap write rows of the same ids, and readers take one row per
+branch and version.
+
+A branch's own rows are in the Lance branch of that name. What it inherited is read from its parent,
+up to the version where it began: the parent's rows are complete, need no paths of an old place, and
+know which publishes came after the fork.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Any
+
+import pyarrow as pa
+
+from omnigraph_spark import faults, layout
+from omnigraph_spark.errors import BranchNotFoundError, StorageError
+from omnigraph_spark.history import append_log
+from omnigraph_spark.history.append_log import AppendLog
+from omnigraph_spark.history.publishes import (
+    PublishedVersion,
+    branch_names,
+    fork_of,
+    publishes_between,
+)
+from omnigraph_spark.lance_errors import Outcome, outcome_of, translated
+from omnigraph_spark.storage import Storage
+
+COMMITS = AppendLog(
+    layout.GRAPH_COMMITS,
+    pa.schema(
+        [
+            pa.field("graph_commit_id", pa.utf8(), nullable=False),
+            pa.field("manifest_branch", pa.utf8()),
+            pa.field("manifest_version", pa.uint64(), nullable=False),
+            pa.field("parent_commit_id", pa.utf8()),
+            pa.field("merged_parent_commit_id", pa.utf8()),
+            pa.field("created_at", pa.timestamp("us"), nullable=False),
+        ]
+    ),
+)
+COMMIT_ACTORS = AppendLog(
+    layout.GRAPH_COMMIT_ACTORS,
+    pa.schema(
+        [
+            pa.field("graph_commit_id", pa.utf8(), nullable=False),
+            pa.field("actor_id", pa.utf8(), nullable=False),
+            pa.field("created_at", pa.timestamp("us"), nullable=False),
+        ]
+    ),
+)
+# How far from the end a writer looks for the row before its own; further back only if it isn't
+# there.
+_NEAR_ROWS = 16
+# A commit's actor is appended just before it; others append in between.
+_NEAR_ACTORS = 64
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One publish of a graph branch (FORMAT, "Lineage"); `created_at` is UTC without a zone."""
+
+    graph_commit_id: str
+    manifest_branch: str | None
+    manifest_version: int
+    parent_commit_id: str | None
+    merged_parent_commit_id: str | None
+    created_at: datetime
+    actor_id: str | None = None
+
+    @property
+    def branch(self) -> str:
+        """Return the graph branch on which it was made."""
+        return self.manifest_branch or layout.MAIN
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+def init_lineage(storage: Storage, graph_commit_id: str, manifest_version: int) -> None:
+    """Make both datasets of the lineage, with the row of the version that made the graph.
+
+    Runs on the driver, once per graph; one of several processes succeeds, the others go on with
+    what it made. Datasets that are there are left as they are.
+
+    Raises:
+        StorageError: the store failed; a later call completes it.
+    """
+    first = Commit(graph_commit_id, None, manifest_version, None, None, _now())
+    append_log.create_if_missing(storage, COMMITS, _rows([first]))
+    append_log.create_if_missing(storage, COMMIT_ACTORS, COMMIT_ACTORS.schema.empty_table())
+
+
+def record_publish(
+    storage: Storage,
+    branch: str,
+    publish_id: str,
+    graph_version: int,
+    actor: str | None = None,
+    merged_parent: str | None = None,
+) -> None:
+    """Append the lineage row of a publish, and before it the rows of earlier publishes without one.
+
+    Runs on the driver, once per publish, after it; running it again changes nothing that a reader
+    sees. In the steady state it costs one open and one append. A graph without a lineage gets one
+    that begins with the version that made the graph.
+
+    Args:
+        storage: The graph.
+        branch: The branch that was published to.
+        publish_id: The publish; it becomes the graph commit's id.
+        graph_version: The version of the branch's `__manifest` that the publish made.
+        actor: Who wrote, if known.
+        merged_parent: The commit that this publish merged in, if it is a merge.
+
+    Raises:
+        BranchNotFoundError: the graph has no such branch.
+        StorageError: the store failed. The publish stands; the next writer fills the gap.
+    """
+    own = PublishedVersion(graph_version, publish_id, _now(), actor)
+    faults.point("lineage.before_row")
+    _append_missing(storage, branch, own, merged_parent)
+    faults.point("lineage.after_row")
+
+
+def _append_missing(
+    storage: Storage, branch: str, own: PublishedVersion, merged_parent: str | None
+) -> None:
+    if layout.lance_branch(branch) is not None:
+        _ensure_branch(storage, branch)
+    near = _near(storage, branch, own.graph_version)
+    there = any(
+        commit.manifest_version == own.graph_version
+        and commit.graph_commit_id == own.publish_id
+        and commit.merged_parent_commit_id == merged_parent
+        for commit in near
+    )
+    if there:
+        return
+    below = [commit for commit in near if commit.manifest_version < own.graph_version]
+    previous = _chosen(below)[-1] if below else _inherited_head(storage, branch)
+    after = previous.manifest_version if previous else 0
+    publishes = [*publishes_between(storage, branch, after, own.graph_version), own]
+    _append(storage, branch, _chained(branch, publishes, previous, merged_parent), publishes)
+
+
+def _near(storage: Storage, branch: str, version: int) -> list[Commit]:
+    """Return a branch's own commits from the end back to one below `version`, or all of them."""
+    near = _own(storage, branch, _NEAR_ROWS)
+    if any(commit.manifest_version < version for commit in near):
+        return near
+    return _own(storage, branch)
+
+
+def _inherited_head(storage: Storage, branch: str) -> Commit | None:
+    """Return the commit that a branch began from; completes its parent's lineage up to there.
+
+    A parent whose last publish before the fork has no row yet would leave the branch's first commit
+    with the wrong parent for ever.
+    """
+    fork = fork_of(storage, branch)
+    if fork is None:
+        return None
+    inherited = [
+        c for c in read_commits(storage, fork.parent) if c.manifest_version <= fork.version
+    ]
+    after = inherited[-1].manifest_version if inherited else 0
+    missing = publishes_between(storage, fork.parent, after, fork.version + 1)
+    if missing:
+        _append_missing(storage, fork.parent, missing[-1], None)
+        return _inherited_head(storage, branch)
+    # The numbers of a branch go on from its fork, which is no publish of its own.
+    return replace(inherited[-1], manifest_version=fork.version) if inherited else None
+
+
+def _chained(
+    branch: str,
+    publishes: list[PublishedVersion],
+    previous: Commit | None,
+    merged_parent: str | None,
+) -> list[Commit]:
+    """Return the rows of consecutive publishes, each the child of the one before."""
+    parent = previous.graph_commit_id if previous else None
+    chained = []
+    for publish in publishes:
+        commit = Commit(
+            graph_commit_id=publish.publish_id,
+            manifest_branch=layout.lance_branch(branch),
+            manifest_version=publish.graph_version,
+            parent_commit_id=parent,
+            merged_parent_commit_id=merged_parent if publish is publishes[-1] else None,
+            created_at=publish.created_at,
+        )
+        chained.append(commit)
+        parent = commit.graph_commit_id
+    return chained
+
+
+def _append(
+    storage: Storage, branch: str, commits: list[Commit], publishes: list[PublishedVersion]
+) -> None:
+    # Actors first: a gap is filled by a later writer, a row without its actor by nobody.
+    actors = [
+        {"graph_commit_id": p.publish_id, "actor_id": p.actor, "created_at": p.created_at}
+        for p in publishes
+        if p.actor is not None
+    ]
+    if actors:
+        append_log.append(storage, COMMIT_ACTORS, COMMIT_ACTORS.rows(actors))
+    faults.point("lineage.after_actor")
+    append_log.append(storage, COMMITS, _rows(commits), layout.lance_branch(branch))
+
+
+def _ensure_branch(storage: Storage, branch: str) -> None:
+    """Make the Lance branch that a graph branch's own rows go to, if it isn't there."""
+    if storage.has_dataset(COMMITS.location, branch):
+        return
+    fork = fork_of(storage, branch)
+    if fork is None:
+        raise BranchNotFoundError(f"The graph has no branch {branch[:80]!r}")
+    if not storage.has_dataset(COMMITS.location, fork.parent):
+        _inherited_head(storage, branch)
+    main = storage.dataset(COMMITS.location)
+    try:
+        with translated(f"Creating branch {branch} of {COMMITS.location}"):
+            main.create_branch(
+                layout.lance_branch(branch), (layout.lance_branch(fork.parent), None)
+            )
+    except StorageError as error:
+        if outcome_of(error.__cause__ or error) is not Outcome.CONFLICT:
+            raise
+
+
+def _rows(commits: Iterable[Commit]) -> pa.Table:
+    return COMMITS.rows(
+        [{name: getattr(c, name) for name in COMMITS.schema.names} for c in commits]
+    )
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc).replace(tzinfo=None)
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+def head(storage: Storage, branch: str = layout.MAIN) -> Commit | None:
+    """Return the newest commit of a branch, its own or inherited; None without a lineage.
+
+    Raises:
+        BranchNotFoundError: the graph has no such branch.
+        StorageError: the store failed.
+    """
+    own = _chosen(_own(storage, branch, _NEAR_ROWS))
+    if own:
+        return _with_actors(storage, own[-1:], _NEAR_ACTORS)[0]
+    commits = read_commits(storage, branch)
+    return commits[-1] if commits else None
+
+
+def read_commits(storage: Storage, branch: str = layout.MAIN) -> list[Commit]:
+    """Return a branch's lineage, inherited commits first, one per version, by version.
+
+    Runs on the driver; reads each ancestor's log once. A graph without a lineage has an empty one.
+
+    Raises:
+        BranchNotFoundError: the graph has no such branch.
+        StorageError: the store failed.
+    """
+    raw: list[Commit] = []
+    limit: int | None = None
+    name = branch
+    while True:
+        fork = fork_of(storage, name)
+        raw += [c for c in _own(storage, name) if limit is None or c.manifest_version <= limit]
+        if fork is None:
+            return _with_actors(storage, _chosen(raw))
+        limit = fork.version if limit is None else min(limit, fork.version)
+        name = fork.parent
+
+
+def find_commit(storage: Storage, commit_id: str) -> Commit | None:
+    """Return the commit of this id, on whichever branch it was made; None if there is none.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    for branch in branch_names(storage):
+        found = [c for c in _chosen(_own(storage, branch)) if c.graph_commit_id == commit_id]
+        if found:
+            return _with_actors(storage, found)[0]
+    return None
+
+
+def _own(storage: Storage, branch: str, last: int | None = None) -> list[Commit]:
+    """Return the commits made on a branch itself, as they were appended, without actors."""
+    name = layout.lance_branch(branch)
+    rows = append_log.read(storage, COMMITS, name, last)
+    if rows is None:
+        return []
+    commits = (_commit(row) for row in rows.to_pylist())
+    return [c for c in commits if layout.lance_branch(c.manifest_branch) == name]
+
+
+def _commit(row: dict[str, Any]) -> Commit:
+    return Commit(**{name: row[name] for name in COMMITS.schema.names})
+
+
+def _chosen(commits: list[Commit]) -> list[Commit]:
+    """Return one commit per version, by version; pure.
+
+    Of several rows the one counts that the chosen commit of the next version has as its parent, so
+    that the lineage is one unbroken line; then one that knows what it merged; then the oldest.
+    """
+    by_version: dict[int, list[Commit]] = {}
+    for commit in commits:
+        by_version.setdefault(commit.manifest_version, []).append(commit)
+    chosen: list[Commit] = []
+    wanted: str | None = None
+    for version in sorted(by_version, reverse=True):
+        best = min(
+            by_version[version],
+            key=lambda c: (
+                c.graph_commit_id != wanted,
+                c.merged_parent_commit_id is None,
+                c.created_at,
+                c.graph_commit_id,
+            ),
+        )
+        chosen.append(best)
+        wanted = best.parent_commit_id
+    return chosen[::-1]
+
+
+def _with_actors(storage: Storage, commits: list[Commit], last: int | None = None) -> list[Commit]:
+    rows = append_log.read(storage, COMMIT_ACTORS, last=last) if commits else None
+    if rows is None or rows.num_rows == 0:
+        return commits
+    actors = dict(
+        zip(rows["graph_commit_id"].to_pylist(), rows["actor_id"].to_pylist(), strict=True)
+    )
+    return [replace(c, actor_id=actors.get(c.graph_commit_id)) for c in commits]
