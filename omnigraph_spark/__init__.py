@@ -1,0 +1,1 @@
+"""Read and write OmniGraph property graphs with Apache Spark."""
