@@ -175,7 +175,7 @@ def test_only_migrations_looks_at_the_stamp() -> None:
     assert {name for name, text in sources.items() if STAMP_KEY in text} == {STAMP_MODULE}
 
 
-def test_what_catches_everything_raises_again() -> None:
+def test_what_catches_everything_raises_it_again_or_keeps_it() -> None:
     """Ruff looks after `except Exception`; Rust panics are no `Exception` and are caught wider."""
     swallowing = [
         f"{_shown(path)}:{node.lineno}"

@@ -1,0 +1,1 @@
+"""Measurements beside the neighbours; nothing here asserts a time."""

@@ -1,0 +1,124 @@
+"""Run cases side by side, round after round, and report medians and ratios."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One way to do a case's work; `run(round)` does it once."""
+
+    name: str
+    run: Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """The same work done by several peers; ratios are ours over the others'."""
+
+    name: str
+    rows: int
+    peers: tuple[Peer, ...]
+
+
+@dataclass
+class Result:
+    """Seconds per round, and the largest Python worker in MiB, per peer of a case."""
+
+    case: Case
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    worker_mib: dict[str, float] = field(default_factory=dict)
+
+    def median(self, peer: str) -> float:
+        """Return a peer's median in seconds."""
+        return statistics.median(self.seconds[peer])
+
+
+def measure(case: Case, rounds: int) -> Result:
+    """Run every peer once to warm up, then `rounds` times, the peers taking turns."""
+    result = Result(case)
+    for number in range(rounds + 1):
+        for peer in case.peers:
+            with largest_worker() as seen:
+                start = time.perf_counter()
+                peer.run(number)
+                took = time.perf_counter() - start
+            if number > 0:
+                result.seconds.setdefault(peer.name, []).append(took)
+                largest = max(result.worker_mib.get(peer.name, 0.0), seen[0] / MIB)
+                result.worker_mib[peer.name] = largest
+    return result
+
+
+@contextmanager
+def largest_worker(interval: float = 0.05) -> Iterator[list[int]]:
+    """Watch Spark's Python workers; the list's element is the largest resident size, in bytes."""
+    seen = [0]
+    stop = threading.Event()
+
+    def watch() -> None:
+        me = psutil.Process()
+        while not stop.wait(interval):
+            for child in me.children(recursive=True):
+                try:
+                    if "pyspark" in " ".join(child.cmdline()) and "python" in child.name():
+                        seen[0] = max(seen[0], child.memory_info().rss)
+                except psutil.Error:
+                    continue
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        watcher.join()
+
+
+def print_result(result: Result) -> None:
+    """Print one case: a line per peer, with how much faster or slower ours is."""
+    ours = result.median(result.case.peers[0].name)
+    print(f"\n{result.case.name} ({result.case.rows:,} rows)")
+    print(f"  {'':24}{'median':>10}{'min':>10}{'max':>10}{'ours/this':>12}{'worker':>12}")
+    for peer in result.case.peers:
+        seconds = result.seconds[peer.name]
+        size = result.worker_mib[peer.name]
+        median = result.median(peer.name)
+        print(
+            f"  {peer.name:24}{median:9.3f}s{min(seconds):9.3f}s{max(seconds):9.3f}s"
+            f"{ours / median:11.2f}x" + (f"{size:8.0f} MiB" if size else "")
+        )
+
+
+def write_json(path: Path, results: list[Result], versions: dict[str, str]) -> None:
+    """Write all figures to a file."""
+    report: dict[str, Any] = {
+        "versions": versions,
+        "machine": {"cpus": psutil.cpu_count(), "platform": platform.platform()},
+        "cases": [
+            {
+                "name": result.case.name,
+                "rows": result.case.rows,
+                "seconds": result.seconds,
+                "median_seconds": {peer: result.median(peer) for peer in result.seconds},
+                "largest_worker_mib": result.worker_mib,
+            }
+            for result in results
+        ],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
