@@ -144,7 +144,10 @@ def count_rows(spark: SparkSession, uri: str, version: int) -> dict[str, int]:
 def unpack(archive: Path, folder: Path) -> str:
     """Unpack a graph below `folder` and return its root."""
     with tarfile.open(archive) as packed:
-        packed.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        if hasattr(tarfile, "data_filter"):
+            packed.extractall(folder, filter="data")
+        else:
+            packed.extractall(folder)
     return str(folder / archive.name.split(".")[0])
 
 
