@@ -120,7 +120,9 @@ def to_arrow(engine_type: EngineType) -> pa.DataType:
     width = engine_type.vector_width()
     if engine_type.scalar == "Blob":
         if engine_type.list:
-            raise SchemaMismatchError("A list of blobs can't be stored", expected="Blob or [String]")
+            raise SchemaMismatchError(
+                "A list of blobs can't be stored", expected="Blob or [String]"
+            )
         return blob_type()
     one = _PLAIN[engine_type.scalar] if width is None else pa.list_(pa.float32(), width)
     return pa.list_(one) if engine_type.list else one
@@ -170,9 +172,10 @@ def is_blob(field: pa.Field) -> bool:
     )
 
 
-def blob_type() -> pa.DataType:
-    """Return the Arrow type of a blob column as the engine creates it (two children: data, uri)."""
+def blob_type(storage: pa.DataType | None = None) -> pa.DataType:
+    """Return the Arrow type of a blob column, by default as the engine creates it (data, uri)."""
     from lance.blob import BlobType
 
-    storage = pa.struct([pa.field("data", pa.large_binary()), pa.field("uri", pa.utf8())])
+    if storage is None:
+        storage = pa.struct([pa.field("data", pa.large_binary()), pa.field("uri", pa.utf8())])
     return BlobType.__arrow_ext_deserialize__(storage, b"")
