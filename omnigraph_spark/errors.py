@@ -1,8 +1,8 @@
 """Every error that this package raises, with its code.
 
-The text of an error is ``[OMNIGRAPH_<CODE>] what · expected … · found … · next step``. Spark carries
-exceptions across its process boundaries as text only (FACTS 11), so the bracketed code is the stable
-part: `from_spark` turns such a text back into the typed error.
+The text of an error is ``[OMNIGRAPH_<CODE>] what · expected … · found … · next step``. Spark
+carries exceptions across its process boundaries as text only (FACTS 11), so the bracketed code is
+the stable part: `from_spark` turns such a text back into the typed error.
 """
 
 from __future__ import annotations
@@ -14,9 +14,15 @@ from omnigraph_spark.redaction import redact
 
 
 class OmnigraphError(Exception):
-    """Base of every error raised here; `code` is stable, the wording is not."""
+    """Base of every error raised here; `code` is stable, the wording is not.
+
+    Attributes: `what`, `expected`, `found`, `hint`, and those that a class names. On an error that
+    came back out of a Spark exception (`from_spark`), those that the text doesn't tell are None.
+    """
 
     code: ClassVar[str] = "ERROR"
+    # Named groups of what `from_spark` reads out of the text again; digits become numbers.
+    _told: ClassVar[re.Pattern[str] | None] = None
 
     def __init__(
         self,
@@ -27,14 +33,14 @@ class OmnigraphError(Exception):
         hint: str | None = None,
         **details: Any,
     ) -> None:
-        self.what = what
-        self.expected = expected
-        self.found = found
-        self.hint = hint
+        self.what = redact(what)
+        self.expected = _redacted(expected)
+        self.found = _redacted(found)
+        self.hint = None if hint is None else redact(hint)
         self.details = details
         for name, value in details.items():
             setattr(self, name, value)
-        super().__init__(redact(self._text()))
+        super().__init__(self._text())
 
     def _text(self) -> str:
         parts = [self.what.rstrip(".")]
@@ -44,10 +50,16 @@ class OmnigraphError(Exception):
             parts.append(f"found {self.found}")
         if self.hint:
             parts.append(self.hint.rstrip("."))
-        return f"[OMNIGRAPH_{self.code}] " + " · ".join(parts)
+        # One line: `from_spark` finds it in a traceback by its code and takes the rest of the line.
+        text = " · ".join(" ".join(part.split()) for part in parts)
+        return f"[OMNIGRAPH_{self.code}] {redact(text)}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.__dict__.copy(), self.args))
+
+
+def _redacted(value: object) -> object:
+    return redact(value) if isinstance(value, str) else value
 
 
 def _rebuild(kind: type[OmnigraphError], state: dict[str, Any], args: tuple[Any, ...]) -> Exception:
@@ -112,6 +124,12 @@ class ExpectedVersionMismatch(OmnigraphError):
     """
 
     code = "EXPECTED_VERSION_MISMATCH"
+    table_key: str
+    actual: int
+    _told = re.compile(
+        r"(?P<table_key>\S+) was published .* expected version (?P<expected>\d+) "
+        r".* found version (?P<actual>\d+)"
+    )
 
     def __init__(self, table_key: str, expected: int, actual: int) -> None:
         super().__init__(
@@ -135,6 +153,8 @@ class PublishOutcomeUnknown(OmnigraphError):
     """The store never answered whether the write landed; nothing was deleted (`publish_id`)."""
 
     code = "PUBLISH_OUTCOME_UNKNOWN"
+    publish_id: str
+    _told = re.compile(r"The outcome of publish (?P<publish_id>\S+) is unknown")
 
     def __init__(self, publish_id: str, what: str, *, cause: str = "") -> None:
         super().__init__(
@@ -142,8 +162,8 @@ class PublishOutcomeUnknown(OmnigraphError):
             expected="an answer from the store",
             found=cause or None,
             hint=(
-                "No file was deleted. Before writing again, look whether "
-                f"OmniGraph.for_path(spark, uri).history() has a row with publish_id = '{publish_id}'"
+                "No file was deleted. Before writing again, look whether OmniGraph.for_path(spark,"
+                f" uri).history() has a row with publish_id = '{publish_id}'"
             ),
             publish_id=publish_id,
         )
@@ -192,14 +212,21 @@ _CODED = re.compile(r"\[OMNIGRAPH_([A-Z_]+)\][^\n]*")
 def from_spark(error: BaseException) -> BaseException:
     """Return the typed error whose text a Spark exception carries, else `error` itself.
 
-    Runs on the driver, in user code. The typed error has the text only; attributes such as
-    `table_key` don't cross Spark's process boundary.
+    Runs on the driver, in user code. Only text crosses Spark's process boundary, so the typed error
+    has the attributes that its text tells: versions of an `ExpectedVersionMismatch`, the id of a
+    `PublishOutcomeUnknown`. Of several texts the last one counts: it was raised in the end.
     """
-    match = _CODED.search(str(error))
-    if match is None:
+    matches = list(_CODED.finditer(str(error)))
+    if not matches:
         return error
-    kind = _subclasses(OmnigraphError).get(match.group(1), OmnigraphError)
+    text = matches[-1].group(0)
+    kind = _subclasses(OmnigraphError).get(matches[-1].group(1), OmnigraphError)
     typed = kind.__new__(kind)
-    typed.args = (match.group(0),)
+    typed.args = (text,)
+    typed.what, typed.details = text.partition("] ")[2], {}
+    typed.expected = typed.found = typed.hint = None
+    told = None if kind._told is None else kind._told.search(text)
+    for name, value in (told.groupdict() if told else {}).items():
+        setattr(typed, name, int(value) if value.isdecimal() else value)
     typed.__cause__ = error
     return typed

@@ -17,8 +17,9 @@ from omnigraph_spark.redaction import redact
 
 _UNKNOWN = re.compile(r"commit result for version \d+ is unknown|outcome is unknown", re.IGNORECASE)
 _CONFLICT = re.compile(
-    r"commit conflict|conflicts? with|incompatible with concurrent|concurrent (?:writers|transaction)"
-    r"|retryable commit|too many concurrent|preempted by concurrent|failed to commit the transaction"
+    r"commit conflict|conflicts? with|incompatible with concurrent"
+    r"|concurrent (?:writers|transaction)|retryable commit|too many concurrent"
+    r"|preempted by concurrent|failed to commit the transaction"
     r"|already exists|0\.manifest was not found|modified by a concurrent",
     re.IGNORECASE,
 )
@@ -83,7 +84,12 @@ def translated(what: str) -> Iterator[None]:
     except BaseException as error:  # a Rust panic is no Exception (FACTS 16)
         if not isinstance(error, Exception) and not is_panic(error):
             raise
-        raise typed(error, what) from error
+        raise typed(error, what) from _presentable(error)
+
+
+def _presentable(error: BaseException) -> BaseException | None:
+    """Return the cause that may be shown: none where its own text holds a secret."""
+    return error if redact(str(error)) == str(error) else None
 
 
 def _first_sentence(text: str) -> str:

@@ -26,6 +26,7 @@ EDGE = "edge"
 _FOLDER = {NODE: "nodes", EDGE: "edges"}
 _TYPE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _MAX_NAME = 128
+_MAX_BRANCH = 200  # of the ref's file name, which must fit into 255 bytes with what stores add
 _BRANCH_SEGMENT = re.compile(r"[A-Za-z0-9._\-]+\Z")
 _RESERVED_BRANCH = re.compile(r"__run__|__schema_apply_lock__\Z")
 
@@ -144,18 +145,26 @@ def check_branch_name(name: str) -> str:
     """
     segments = name.split("/")
     valid = (
-        0 < len(name) <= 200
+        0 < len(_ref_file(name)) <= _MAX_BRANCH
         and all(_BRANCH_SEGMENT.match(s) and not s.startswith(".") for s in segments)
         and not any(s.endswith(".lock") or ".." in s for s in segments)
     )
     if not valid:
         raise OptionError(
             f"{_shown(name)} is no branch name",
-            expected="letters, digits, '.', '-' and '_', in parts joined by '/', no part starting with '.'",
+            expected=(
+                "letters, digits, '.', '-' and '_', in parts joined by '/', no part starting with"
+                f" '.', at most {_MAX_BRANCH} characters"
+            ),
         )
     if _RESERVED_BRANCH.match(name):
         raise OptionError(f"{_shown(name)} is reserved by the engine", expected="another name")
     return name
+
+
+def _ref_file(branch: str) -> str:
+    """Return a branch's name as its ref file spells it (FORMAT, "Tree": percent-encoded)."""
+    return branch.replace("/", "%2F")
 
 
 def lance_branch(branch: str | None) -> str | None:

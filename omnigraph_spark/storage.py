@@ -25,18 +25,34 @@ if TYPE_CHECKING:
 _OBJECT_SCHEMES = ("s3", "s3+ddb", "gs", "az", "abfss")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 _CLIENT_OPTIONS = frozenset(
-    {"allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "proxy_url", "user_agent"}
+    {
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "timeout",
+        "proxy_url",
+        "user_agent",
+    }
 )
-_LANCE_ONLY = frozenset({"ddbtablename", "ddbcommitengine", "download_retry_count", "client_max_retries", "client_retry_timeout"})
+_LANCE_ONLY = frozenset(
+    {
+        "ddbtablename",
+        "ddbcommitengine",
+        "download_retry_count",
+        "client_max_retries",
+        "client_retry_timeout",
+    }
+)
 
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """A plain object below the root: relative path, bytes, last-modified time of the store (UTC)."""
+    """A plain object: its path, its bytes, and when the store says it was last modified (UTC)."""
 
     path: str
     size: int
     last_modified: datetime
+    e_tag: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +72,7 @@ class Storage:
         Raises:
             OptionError: an unknown scheme, a relative URI, or user info inside the URI.
         """
-        return cls(normalize_root(path), dict(options or {}))
+        return cls(normalize_root(path), {k.lower(): v for k, v in (options or {}).items()})
 
     def is_local(self) -> bool:
         """Tell whether the root is a folder of this machine."""
@@ -64,7 +80,11 @@ class Storage:
 
     def uri(self, *parts: str) -> str:
         """Return the full URI of a location below the root."""
-        return "/".join((self.root, *parts))
+        # The parameters of `s3+ddb://bucket/graph?ddbTableName=…` belong behind the whole path.
+        base, mark, parameters = self.root, "", ""
+        if not self.is_local():
+            base, mark, parameters = self.root.partition("?")
+        return "/".join((base, *parts)) + mark + parameters
 
     def dataset_uri(self, location: str, branch: str | None = None) -> str:
         """Return the URI of a dataset, or of its Lance branch (`{dataset}/tree/{branch}`)."""
@@ -77,7 +97,7 @@ class Storage:
         """Open a dataset at `version` (None: its newest); works on driver and executors.
 
         The handle of a branch can be committed to, so a branch whose base paths point elsewhere (a
-        moved graph) fails here at its first read of data: readers call `relocation.open_for_reading`.
+        moved graph) fails at its first read of data: readers call `relocation.open_for_reading`.
 
         Raises:
             DatasetNotFoundError: no dataset, or no such version of it, is there.
@@ -123,6 +143,28 @@ class Storage:
         except DatasetNotFoundError:
             return None
 
+    def head(self, path: str) -> ObjectInfo | None:
+        """Return what the store says of an object, None where it isn't there.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        import obstore
+
+        if self.is_local() and not os.path.isdir(self.root):
+            return None
+        try:
+            with translated(f"Looking at {path} of {self.root}"):
+                meta = obstore.head(self._objects(), path)
+        except DatasetNotFoundError:
+            return None
+        return ObjectInfo(path, meta["size"], meta["last_modified"], meta["e_tag"])
+
+    def object_path(self, path: str) -> str:
+        """Return the path that the store knows an object by: no scheme, bucket or leading slash."""
+        root = self.root if self.is_local() else self.root.split("://", 1)[1].partition("/")[2]
+        return "/".join(part for part in (root.strip("/"), path) if part)
+
     def put(self, path: str, data: bytes) -> None:
         """Write an object, replacing what is there, in one step that a crash can't tear.
 
@@ -142,6 +184,8 @@ class Storage:
         """
         import obstore
 
+        if self.is_local() and not os.path.isdir(self.root):
+            return
         try:
             with translated(f"Deleting {path} of {self.root}"):
                 obstore.delete(self._objects(), path)
@@ -178,7 +222,7 @@ def _object_store(storage: Storage) -> Any:
         os.makedirs(storage.root, exist_ok=True)
         return LocalStore(prefix=storage.root)
     client = {k: _client_value(v) for k, v in storage.options.items() if k in _CLIENT_OPTIONS}
-    config: dict[str, Any] = {
+    config: Any = {
         k: v for k, v in storage.options.items() if k not in _CLIENT_OPTIONS | _LANCE_ONLY
     }
     return from_url(
@@ -221,14 +265,19 @@ def normalize_root(path: str) -> str:
             f"The URI of {scheme}:// carries user info",
             hint="Give credentials through the environment or storage.* options",
         )
-    rest = re.sub(r"/+", "/", path[match.end() :].lstrip("/")).rstrip("/")
-    if not rest:
+    parts = [part for part in path[match.end() :].split("/") if part]
+    if not parts:
         raise OptionError(f"{scheme}:// names no bucket", expected=f"{scheme}://bucket/path")
-    return f"{scheme}://{rest}"
+    if "." in parts or ".." in parts:
+        raise OptionError(
+            "The path climbs", found=repr(path[:120]), expected="no part that is . or .."
+        )
+    return f"{scheme}://{'/'.join(parts)}"
 
 
 def _local_root(path: str) -> str:
-    return os.path.abspath(os.path.expanduser(path))
+    # A path that begins with two slashes is one of its own to Python, and to nobody else.
+    return re.sub(r"\A/+", "/", os.path.abspath(os.path.expanduser(path)))
 
 
 def _file_uri_path(uri: str) -> str:
@@ -236,4 +285,3 @@ def _file_uri_path(uri: str) -> str:
     if split.netloc not in ("", "localhost"):
         raise OptionError("file: URIs name no host", found=split.netloc, expected="file:///path")
     return unquote(split.path)
-
