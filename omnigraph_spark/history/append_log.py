@@ -144,6 +144,9 @@ def _append_once(
 def create(storage: Storage, log: AppendLog, rows: pa.Table) -> LanceDataset:
     """Make a log with its first rows in one commit; one of several creators succeeds.
 
+    Without stable row ids, which the engine's logs have: with them every version lists for each row
+    the version that made it, and nobody looks a log's rows up by id.
+
     Raises:
         OSError: from Lance, untranslated ("Dataset already exists").
     """
@@ -155,7 +158,7 @@ def create(storage: Storage, log: AppendLog, rows: pa.Table) -> LanceDataset:
         mode="create",
         storage_options=storage.lance_options(),
         data_storage_version="2.2",
-        enable_stable_row_ids=True,
+        enable_stable_row_ids=False,
         enable_v2_manifest_paths=True,
     )
 

@@ -223,16 +223,15 @@ def _ensure_branch(storage: Storage, branch: str) -> None:
     if storage.has_dataset(COMMITS.location, branch):
         return
     fork = fork_of(storage, branch)
-    if fork is None:
+    name = layout.lance_branch(branch)
+    if fork is None or name is None:
         raise BranchNotFoundError(f"The graph has no branch {branch[:80]!r}")
     if not storage.has_dataset(COMMITS.location, fork.parent):
         _inherited_head(storage, branch)
     main = storage.dataset(COMMITS.location)
     try:
         with translated(f"Creating branch {branch} of {COMMITS.location}"):
-            main.create_branch(
-                layout.lance_branch(branch), (layout.lance_branch(fork.parent), None)
-            )
+            main.create_branch(name, (layout.lance_branch(fork.parent), None))
     except StorageError as error:
         if outcome_of(error.__cause__ or error) is not Outcome.CONFLICT:
             raise

@@ -53,7 +53,7 @@ RUN_ACTORS = AppendLog(
     ),
 )
 # A run's first row is looked for here before the whole log is read.
-_NEAR_ROWS = 64
+_NEAR_ROWS = 32
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from omnigraph_spark.storage import Storage
 if TYPE_CHECKING:
     from lance import LanceDataset
 
-_CONFIG = {"table_version_management": "true"}
+_CONFIG: dict[str, str | None] = {"table_version_management": "true"}
 """What the engine sets on its own `__manifest`."""
 
 

@@ -1,0 +1,167 @@
+"""Does a publish stay as fast and as small as it was, after thousands of them?
+
+Publishes to one graph again and again, with everything that a write leaves in the graph's own
+datasets (catalog, lineage, runs, actors) and without Spark and table data, and prints what the last
+hundred cost beside the second hundred, and the bytes that each publish left on disk.
+
+    python benchmarks/publishes.py --publishes 2000 --tables 50
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from omnigraph_spark import layout
+from omnigraph_spark.history import commits, runs
+from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.manifest.compaction import compact_own_datasets
+from omnigraph_spark.manifest.init import init_graph
+from omnigraph_spark.manifest.publisher import Publish, publish
+from omnigraph_spark.manifest.rows import OURS, ManifestRow, TableRow, VersionRow
+from omnigraph_spark.storage import Storage
+
+OWN = (
+    layout.MANIFEST,
+    layout.GRAPH_COMMITS,
+    layout.GRAPH_COMMIT_ACTORS,
+    layout.GRAPH_RUNS,
+    layout.GRAPH_RUN_ACTORS,
+)
+WINDOW = 100
+STEPS = ("start_run", "publish", "record_publish", "compaction", "finish_run")
+
+
+def keys_of(tables: int) -> list[str]:
+    """Return table keys, a third of them edges."""
+    return [f"{'edge' if i % 3 == 2 else 'node'}:Type{i}" for i in range(tables)]
+
+
+def version_row(storage: Storage, key: str, version: int, publish_id: str) -> VersionRow:
+    """Return a version row with as much metadata as a real one."""
+    location = layout.table_location(key)
+    name = layout.v2_manifest_name(version)
+    metadata = {
+        "manifest_path": f"{storage.uri(location)[1:]}/_versions/{name}",
+        "manifest_size": 1000 + version,
+        "e_tag": None,
+        "naming_scheme": "V2",
+        OURS: {
+            "publish_id": publish_id,
+            "actor": "benchmark",
+            "mode": "append",
+            "rows_added": 10,
+            "rows_removed": 0,
+        },
+    }
+    return VersionRow(key, version, None, 10 * version, metadata)
+
+
+def write_once(storage: Storage, changes: list[ManifestRow], publish_id: str) -> list[float]:
+    """Do all that a write does to the graph's own datasets; return seconds per step."""
+    ticks = [time.perf_counter()]
+    base = commits.head(storage)
+    runs.start_run(
+        storage,
+        run_id=publish_id,
+        branch=layout.MAIN,
+        base_version=base.manifest_version if base else 0,
+        base_commit_id=base.graph_commit_id if base else None,
+        operation_hash=None,
+        actor="benchmark",
+    )
+    ticks.append(time.perf_counter())
+    version = publish(storage, Publish(layout.MAIN, publish_id, tuple(changes))).graph_version
+    ticks.append(time.perf_counter())
+    commits.record_publish(storage, layout.MAIN, publish_id, version, "benchmark")
+    ticks.append(time.perf_counter())
+    compact_own_datasets(storage, layout.MAIN, version)
+    ticks.append(time.perf_counter())
+    runs.finish_run(storage, publish_id, runs.PUBLISHED, publish_id)
+    ticks.append(time.perf_counter())
+    return [after - before for before, after in zip(ticks, ticks[1:], strict=False)]
+
+
+def sizes(root: Path) -> dict[str, int]:
+    """Return the bytes of each of the graph's own datasets."""
+    return {
+        name: sum(path.stat().st_size for path in (root / name).rglob("*") if path.is_file())
+        for name in OWN
+    }
+
+
+def main() -> int:
+    """Run the benchmark and print its tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--publishes", type=int, default=2000)
+    parser.add_argument("--tables", type=int, default=50)
+    parser.add_argument("--keep", action="store_true", help="leave the graph on disk")
+    args = parser.parse_args()
+    if args.publishes < 3 * WINDOW:
+        parser.error(f"--publishes must be at least {3 * WINDOW}")
+    folder = Path(tempfile.mkdtemp(prefix="publishes-"))
+    try:
+        _run(Storage.at(str(folder / "graph")), args.publishes, args.tables)
+    finally:
+        if not args.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _run(storage: Storage, publishes: int, tables: int) -> None:
+    root = Path(storage.root)
+    keys = keys_of(tables)
+    init_graph(storage)
+    publish_id = new_ulid()
+    first: list[ManifestRow] = [TableRow(key, layout.table_location(key)) for key in keys]
+    first += [version_row(storage, key, 1, publish_id) for key in keys]
+    write_once(storage, first, publish_id)
+    times: list[list[float]] = []
+    bytes_at = [sizes(root)]
+    for number in range(publishes):
+        publish_id = new_ulid()
+        row = version_row(storage, keys[number % tables], number // tables + 2, publish_id)
+        times.append(write_once(storage, [row], publish_id))
+        if (number + 1) % (publishes // 4) == 0:
+            bytes_at.append(sizes(root))
+    _print_times(times)
+    _print_sizes(bytes_at, publishes // 4)
+    head = commits.read_commits(storage)
+    print(f"\nlineage: {len(head)} commits for {publishes + 2} publishes (with init)")
+
+
+def _print_times(times: list[list[float]]) -> None:
+    second = times[WINDOW : 2 * WINDOW]
+    last = times[-WINDOW:]
+    print(f"\n{'step':<16}{'second 100':>12}{'last 100':>12}{'ratio':>8}   (medians, ms)")
+    columns = [*enumerate(STEPS), (-1, "all")]
+    for place, name in columns:
+        before, after = (
+            1000 * statistics.median(sum(t) if place < 0 else t[place] for t in window)
+            for window in (second, last)
+        )
+        print(f"{name:<16}{before:>12.2f}{after:>12.2f}{after / max(before, 1e-3):>8.2f}")
+
+
+def _print_sizes(bytes_at: list[dict[str, int]], step: int) -> None:
+    quarters = list(zip(bytes_at, bytes_at[1:], strict=False))
+    print(f"\n{'KB per publish':<28}" + "".join(f"{f'quarter {i + 1}':>12}" for i in range(4)))
+    for name in (*OWN, "all"):
+        per = [
+            sum(new[n] - old[n] for n in (OWN if name == "all" else (name,))) / step / 1000
+            for old, new in quarters
+        ]
+        print(f"{name:<28}" + "".join(f"{value:>12.1f}" for value in per))
+    total = sum(bytes_at[-1].values())
+    print(f"{'on disk at the end':<28}{total / 1e6:>10.1f} MB")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
