@@ -1,112 +1,47 @@
 """Every option of the data source, declared once: name, type, default, unit, help.
 
-`ReadOptions` and `WriteOptions` are built on the driver from Spark's option map, whose keys arrive in
-lower case (FACTS 14). The README's table is `markdown_table()`; a test fails on drift.
+`ReadOptions` and `WriteOptions` are built on the driver from Spark's option map, whose keys arrive
+in lower case (FACTS 14). The README's table is `markdown_table()`; a test fails on drift.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from omnigraph_spark.errors import OptionError
+from omnigraph_spark.option_values import (
+    Parser,
+    any_text,
+    boolean,
+    choice,
+    integer,
+    malformed,
+    names,
+    pairs,
+    seconds,
+    size,
+    text,
+    versions,
+)
 
 READ = "read"
 WRITE = "write"
 CREATE = "create table"
 _STORAGE_PREFIX = "storage."
 _SPARK_OWN = frozenset(
-    {"location", "owner", "provider", "checkpointlocation", "queryname", "external", "serialization.format"}
+    {
+        "location",
+        "owner",
+        "provider",
+        "checkpointlocation",
+        "queryname",
+        "external",
+        "serialization.format",
+    }
 )
-_SIZE = re.compile(r"(\d+)\s*([kmgt]?)i?b?\Z", re.IGNORECASE)
-_FACTOR = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-Parser = Callable[[str, str], Any]
-
-
-def _text(_name: str, value: str) -> str:
-    return value
-
-
-def _boolean(name: str, value: str) -> bool:
-    lowered = value.strip().lower()
-    if lowered not in ("true", "false"):
-        raise _bad(name, value, "true or false")
-    return lowered == "true"
-
-
-def _integer(low: int) -> Parser:
-    def parse(name: str, value: str) -> int:
-        if not re.fullmatch(r"-?\d{1,18}", value.strip()) or int(value) < low:
-            raise _bad(name, value, f"a whole number of at least {low}")
-        return int(value)
-
-    return parse
-
-
-def _seconds(name: str, value: str) -> float:
-    if not re.fullmatch(r"\d{1,9}(\.\d{1,6})?", value.strip()):
-        raise _bad(name, value, "a number of seconds, 0 or more")
-    return float(value)
-
-
-def _bytes(name: str, value: str) -> int:
-    match = _SIZE.match(value.strip())
-    if not match or int(match.group(1)) < 1:
-        raise _bad(name, value, "a size such as 128m, 1g or a number of bytes")
-    return int(match.group(1)) * _FACTOR[match.group(2).lower()]
-
-
-def _choice(*allowed: str) -> Parser:
-    def parse(name: str, value: str) -> str:
-        for one in allowed:
-            if value.strip().lower() == one.lower():
-                return one
-        raise _bad(name, value, " or ".join(allowed))
-
-    return parse
-
-
-def _names(name: str, value: str) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in value.split(","))
-    if not all(names) or len(set(names)) != len(names):
-        raise _bad(name, value, "a comma list of different names")
-    return names
-
-
-def _versions(name: str, value: str) -> dict[str, int]:
-    try:
-        parsed = json.loads(value)
-    except json.JSONDecodeError:
-        parsed = None
-    valid = isinstance(parsed, dict) and all(
-        isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in parsed.values()
-    )
-    if not valid or not isinstance(parsed, dict):
-        raise _bad(name, value, 'JSON such as {"node:Person": 7}')
-    return dict(parsed)
-
-
-def _pairs(example: str) -> Parser:
-    def parse(name: str, value: str) -> dict[str, str]:
-        pairs: dict[str, str] = {}
-        for part in re.split(r",(?![^()]*\))", value):
-            left, colon, right = (piece.strip() for piece in part.partition(":"))
-            if not (left and colon and right) or left in pairs:
-                raise _bad(name, value, f"a comma list such as {example}")
-            pairs[left] = right
-        return pairs
-
-    return parse
-
-
-def _bad(name: str, value: str, expected: str) -> OptionError:
-    shown = value if len(value) <= 60 else value[:57] + "…"
-    return OptionError(f"Option {name} is malformed", expected=expected, found=repr(shown))
 
 
 @dataclass(frozen=True)
@@ -120,39 +55,73 @@ class Option:
     help: str
 
 
+# fmt: off
 OPTIONS: tuple[Option, ...] = (
-    Option("path", _text, None, (READ, WRITE), "graph root: a local path, `file:`, `s3://` (`s3a://`)"),
-    Option("table", _text, None, (READ, WRITE), "`node:Person`, `edge:Knows`, or a bare type name where only one fits; without it the whole graph"),
-    Option("branch", _text, "main", (READ, WRITE), "graph branch to read or write"),
-    Option("versionAsOf", _text, None, (READ,), "graph version of the branch, or a commit id, or a tag; excludes `timestampAsOf`"),
-    Option("timestampAsOf", _text, None, (READ,), "ISO 8601 (without a zone: the session's) or epoch ms; the last commit at or before it"),
-    Option("columns", _names, None, (READ,), "comma list of columns to read (Spark can't push a projection into a Python source)"),
-    Option("filter", _text, None, (READ,), "Lance SQL predicate, AND-ed with what Spark pushes"),
-    Option("metadataColumns", _names, None, (READ,), "`_rowid`, `_row_created_at_version`, `_row_last_updated_at_version`"),
-    Option("metadata", _choice("tables", "history", "refs", "runs", "files", "indexes"), None, (READ,), "read a metadata frame instead of rows: `tables`, `history`, `refs`, `runs`, `files`, `indexes`"),
-    Option("maxPartitionBytes", _bytes, "128m", (READ,), "bytes per input partition: small fragments are packed, large ones split by rows"),
-    Option("batchSize", _integer(1), None, (READ,), "rows per Arrow batch; without it batches are sized by bytes"),
-    Option("writeMode", _choice("append", "overwrite", "merge", "delete"), None, (WRITE,), "what `.mode()` says; `merge` and `delete` are not built yet and refused"),
-    Option("endpoints", _pairs("Knows: Person -> Person"), None, (WRITE,), "ends of edge tables that are created: `Knows: Person -> Person, WorksAt: Person -> Company`"),
-    Option("keys", _pairs("Person: name"), None, (WRITE,), "key properties of node tables that are created: `Person: name`"),
-    Option("types", _pairs("Person.vec: Vector(4)"), None, (WRITE,), "engine types of new columns: `Person.vec: Vector(4), Person.n: U32`"),
-    Option("integrity", _choice("off", "strict", "keys"), "off", (WRITE,), "`off`: only null and type checks. `strict` and `keys` are not built yet and refused"),
-    Option("onDelete", _choice("restrict", "cascade"), "restrict", (WRITE,), "for edges of deleted nodes (not built yet)"),
-    Option("mergeSchema", _boolean, "false", (WRITE,), "add missing nullable properties (not built yet: only `false`)"),
-    Option("expectedTableVersions", _versions, None, (WRITE,), 'JSON `{"node:Person": 7}` (0 = no such table); any difference is `ExpectedVersionMismatch`'),
-    Option("lastWriterWins", _boolean, "false", (WRITE,), "don't expect the version that the frame was read from"),
-    Option("branchFrom", _text, None, (WRITE,), "create `branch` from this ref if it is missing (not built yet)"),
-    Option("actor", _text, None, (WRITE,), "who made the commit, recorded with it"),
-    Option("userMetadata", _text, None, (WRITE,), "free text recorded with the commit"),
-    Option("txnAppId", _text, None, (WRITE,), "with `txnVersion`: the write is skipped if its tables already have this or a higher version of this app"),
-    Option("txnVersion", _integer(0), None, (WRITE,), "see `txnAppId`"),
-    Option("commitRetries", _integer(0), "5", (WRITE,), "the publisher's retries on row-level contention (5 = at most 6 attempts)"),
-    Option("commitTimeoutSeconds", _seconds, "300", (WRITE,), "seconds that appends go round again when others publish first"),
-    Option("orphanGraceSeconds", _seconds, "10", (WRITE,), "seconds that a silent writer's unpublished version is waited for"),
-    Option("maxRowsPerFile", _integer(1), "1048576", (WRITE,), "rows per data file"),
-    Option("maxBytesPerFile", _bytes, "90g", (WRITE,), "bytes per data file"),
-    Option("schema", _text, None, (CREATE,), "CREATE TABLE only: the columns of a table that isn't in the graph yet, `'id STRING, name STRING'`"),
+    Option("path", any_text, None, (READ, WRITE),
+           "graph root: a local path, `file:`, `s3://` (`s3a://`)"),
+    Option("table", text, None, (READ, WRITE),
+           "`node:Person`, `edge:Knows`, or a bare type name where only one fits; without it the"
+           " whole graph"),
+    Option("branch", text, "main", (READ, WRITE), "graph branch to read or write"),
+    Option("versionAsOf", text, None, (READ,),
+           "graph version of the branch, or a commit id, or a tag; excludes `timestampAsOf`"),
+    Option("timestampAsOf", text, None, (READ,),
+           "ISO 8601 (without a zone: the session's) or epoch ms; the last commit at or before"
+           " it"),
+    Option("columns", names, None, (READ,),
+           "comma list of columns to read (Spark can't push a projection into a Python source)"),
+    Option("filter", text, None, (READ,), "Lance SQL predicate, AND-ed with what Spark pushes"),
+    Option("metadataColumns", names, None, (READ,),
+           "`_rowid`, `_row_created_at_version`, `_row_last_updated_at_version`"),
+    Option("metadata", choice("tables", "history", "refs", "runs", "files", "indexes"), None,
+           (READ,),
+           "read a metadata frame instead of rows: `tables`, `history`, `refs`, `runs`, `files`,"
+           " `indexes`"),
+    Option("maxPartitionBytes", size, "128m", (READ,),
+           "bytes per input partition: small fragments are packed, large ones split by rows"),
+    Option("batchSize", integer(1), None, (READ,),
+           "rows per Arrow batch; without it batches are sized by bytes"),
+    Option("writeMode", choice("append", "overwrite", "merge", "delete"), None, (WRITE,),
+           "what `.mode()` says; `merge` and `delete` are not built yet and refused"),
+    Option("endpoints", pairs("Knows: Person -> Person"), None, (WRITE,),
+           "ends of edge tables that are created: `Knows: Person -> Person, WorksAt: Person ->"
+           " Company`"),
+    Option("keys", pairs("Person: name"), None, (WRITE,),
+           "key properties of node tables that are created: `Person: name`"),
+    Option("types", pairs("Person.vec: Vector(4)"), None, (WRITE,),
+           "engine types of new columns: `Person.vec: Vector(4), Person.n: U32`"),
+    Option("integrity", choice("off", "strict", "keys"), "off", (WRITE,),
+           "`off`: only null and type checks. `strict` and `keys` are not built yet and refused"),
+    Option("onDelete", choice("restrict", "cascade"), "restrict", (WRITE,),
+           "for edges of deleted nodes (not built yet)"),
+    Option("mergeSchema", boolean, "false", (WRITE,),
+           "add missing nullable properties (not built yet: only `false`)"),
+    Option("expectedTableVersions", versions, None, (WRITE,),
+           'JSON `{"node:Person": 7}` (0 = no such table); any difference is'
+           ' `ExpectedVersionMismatch`'),
+    Option("lastWriterWins", boolean, "false", (WRITE,),
+           "don't expect the version that the frame was read from"),
+    Option("branchFrom", text, None, (WRITE,),
+           "create `branch` from this ref if it is missing (not built yet)"),
+    Option("actor", text, None, (WRITE,), "who made the commit, recorded with it"),
+    Option("userMetadata", any_text, None, (WRITE,), "free text recorded with the commit"),
+    Option("txnAppId", text, None, (WRITE,),
+           "with `txnVersion`: the write is skipped if its tables already have this or a higher"
+           " version of this app"),
+    Option("txnVersion", integer(0), None, (WRITE,), "see `txnAppId`"),
+    Option("commitRetries", integer(0), "5", (WRITE,),
+           "the publisher's retries on row-level contention (5 = at most 6 attempts)"),
+    Option("commitTimeoutSeconds", seconds, "300", (WRITE,),
+           "seconds that appends go round again when others publish first"),
+    Option("orphanGraceSeconds", seconds, "10", (WRITE,),
+           "seconds that a silent writer's unpublished version is waited for"),
+    Option("maxRowsPerFile", integer(1), "1048576", (WRITE,), "rows per data file"),
+    Option("maxBytesPerFile", size, "90g", (WRITE,), "bytes per data file"),
+    Option("schema", text, None, (CREATE,),
+           "CREATE TABLE only: the columns of a table that isn't in the graph yet, `'id STRING,"
+           " name STRING'`"),
 )
+# fmt: on
 _BY_KEY = {option.name.lower(): option for option in OPTIONS}
 
 
@@ -234,16 +203,26 @@ class ReadOptions:
         """Check the options of a read.
 
         Raises:
-            OptionError: no path; both `versionAsOf` and `timestampAsOf`; `metadata` beside row options.
+            OptionError: no path; an option that is for writing only; both `versionAsOf` and
+            `timestampAsOf`; `metadata` beside options for rows.
         """
+        _refuse_other(parsed, WRITE, "reading")
         path = parsed.get("path")
         if not path:
             raise OptionError("No path given", hint="Use .load('/path/of/the/graph')")
         if parsed.get("versionAsOf") and parsed.get("timestampAsOf"):
-            raise OptionError("versionAsOf and timestampAsOf exclude each other", hint="Give one of them")
-        if parsed.get("metadata") and parsed.given & {"table", "columns", "filter", "metadataColumns"}:
             raise OptionError(
-                "metadata reads a metadata frame, and table, columns, filter and metadataColumns are for rows",
+                "versionAsOf and timestampAsOf exclude each other", hint="Give one of them"
+            )
+        if parsed.get("metadata") and parsed.given & {
+            "table",
+            "columns",
+            "filter",
+            "metadataColumns",
+        }:
+            raise OptionError(
+                "metadata reads a metadata frame, and table, columns, filter and metadataColumns"
+                " are for rows",
                 hint="Filter the metadata frame with Spark",
             )
         return cls(
@@ -336,23 +315,27 @@ def _mode(write_mode: str | None, overwrite: bool) -> str:
     return mode
 
 
-def _endpoints(pairs: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def _endpoints(given: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     ends: dict[str, tuple[str, str]] = {}
-    for edge, text in pairs.items():
-        source, arrow, target = (piece.strip() for piece in text.partition("->"))
+    for edge, both in given.items():
+        source, arrow, target = (piece.strip() for piece in both.partition("->"))
         if not (source and arrow and target):
-            raise _bad("endpoints", f"{edge}: {text}", "Knows: Person -> Person")
+            raise malformed("endpoints", f"{edge}: {both}", "Knows: Person -> Person")
         ends[edge] = (source, target)
     return ends
 
 
-def _refuse_unbuilt(parsed: Parsed) -> None:
+def _refuse_other(parsed: Parsed, scope: str, doing: str) -> None:
+    """Refuse an option that is for `scope` alone: ignoring it would hide a mistake."""
     for name in sorted(parsed.given):
-        if WRITE not in _BY_KEY[name.lower()].scopes:
-            raise OptionError(
-                f"Option {name} is for {_BY_KEY[name.lower()].scopes[0]}, not for writing",
-                hint="Leave it out",
-            )
+        if _BY_KEY[name.lower()].scopes == (scope,):
+            verb = {READ: "reading", WRITE: "writing", CREATE: "CREATE TABLE"}[scope]
+            raise OptionError(f"Option {name} is for {verb}, not for {doing}", hint="Leave it out")
+
+
+def _refuse_unbuilt(parsed: Parsed) -> None:
+    _refuse_other(parsed, READ, "writing")
+    _refuse_other(parsed, CREATE, "writing")
     if parsed.get("integrity") != "off":
         raise OptionError(
             f"integrity {parsed.get('integrity')} is not built yet",
@@ -372,6 +355,7 @@ def markdown_table() -> str:
         rows.append(f"| `{option.name}` | {', '.join(option.scopes)} | {default} | {option.help} |")
     rows.append(
         "| `storage.<key>` | read, write | | passed to Lance as storage option `<key>`"
-        " (`storage.aws_endpoint`, `storage.allow_http`, …); AWS_* environment variables count too |"
+        " (`storage.aws_endpoint`, `storage.allow_http`, …); AWS_* environment variables count"
+        " too |"
     )
     return "\n".join(rows)

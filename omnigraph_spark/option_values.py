@@ -1,0 +1,125 @@
+"""How the text of an option is read: one parser per kind of value.
+
+A parser takes the option's name, for messages, and Spark's text. All are pure, and raise
+OptionError for a malformed value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from omnigraph_spark import layout
+from omnigraph_spark.errors import OptionError
+
+_SIZE = re.compile(r"(\d+)\s*([kmgt]?)i?b?\Z", re.IGNORECASE)
+_KIND = re.compile(r"(?:node|edge):")
+_FACTOR = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+Parser = Callable[[str, str], Any]
+
+
+def any_text(_name: str, value: str) -> str:
+    """Return the text as it is."""
+    return value
+
+
+def text(name: str, value: str) -> str:
+    """Return a text that isn't blank."""
+    if not value.strip():
+        raise malformed(name, value, "a text that isn't empty")
+    return value
+
+
+def boolean(name: str, value: str) -> bool:
+    """Return what `true` or `false` says, in any case."""
+    lowered = value.strip().lower()
+    if lowered not in ("true", "false"):
+        raise malformed(name, value, "true or false")
+    return lowered == "true"
+
+
+def integer(low: int) -> Parser:
+    """Return a parser of whole numbers that are at least `low`."""
+
+    def parse(name: str, value: str) -> int:
+        if not re.fullmatch(r"-?\d{1,18}", value.strip()) or int(value) < low:
+            raise malformed(name, value, f"a whole number of at least {low}")
+        return int(value)
+
+    return parse
+
+
+def seconds(name: str, value: str) -> float:
+    """Return a number of seconds, 0 or more."""
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,6})?", value.strip()):
+        raise malformed(name, value, "a number of seconds, 0 or more")
+    return float(value)
+
+
+def size(name: str, value: str) -> int:
+    """Return a number of bytes: `128m`, `1g`, `1048576`."""
+    match = _SIZE.match(value.strip())
+    if not match or int(match.group(1)) < 1:
+        raise malformed(name, value, "a size such as 128m, 1g or a number of bytes")
+    return int(match.group(1)) * _FACTOR[match.group(2).lower()]
+
+
+def choice(*allowed: str) -> Parser:
+    """Return a parser of one of `allowed`, in any case, as it is spelled there."""
+
+    def parse(name: str, value: str) -> str:
+        for one in allowed:
+            if value.strip().lower() == one.lower():
+                return one
+        raise malformed(name, value, " or ".join(allowed))
+
+    return parse
+
+
+def names(name: str, value: str) -> tuple[str, ...]:
+    """Return the different names of a comma list."""
+    found = tuple(part.strip() for part in value.split(","))
+    if not all(found) or len(set(found)) != len(found):
+        raise malformed(name, value, "a comma list of different names")
+    return found
+
+
+def versions(name: str, value: str) -> dict[str, int]:
+    """Return table versions by table key, from JSON."""
+    try:
+        parsed = json.loads(value)
+    except json.JSONDecodeError:
+        parsed = None
+    valid = isinstance(parsed, dict) and all(
+        layout.is_table_key(key) and isinstance(v, int) and not isinstance(v, bool) and v >= 0
+        for key, v in parsed.items()
+    )
+    if not valid or not isinstance(parsed, dict):
+        raise malformed(name, value, 'JSON such as {"node:Person": 7}')
+    return dict(parsed)
+
+
+def pairs(example: str) -> Parser:
+    """Return a parser of `left: right, left: right`; a left side `node:A` counts as `A`."""
+
+    def parse(name: str, value: str) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for part in re.split(r",(?![^()]*\))", value):
+            left, colon, right = (
+                piece.strip() for piece in _KIND.sub("", part.strip()).partition(":")
+            )
+            if not (left and colon and right) or left in found:
+                raise malformed(name, value, f"a comma list such as {example}")
+            found[left] = right
+        return found
+
+    return parse
+
+
+def malformed(name: str, value: str, expected: str) -> OptionError:
+    """Return the error for a value that a parser refuses."""
+    shown = value if len(value) <= 60 else value[:57] + "…"
+    return OptionError(f"Option {name} is malformed", expected=expected, found=repr(shown))
