@@ -154,7 +154,7 @@ class _Attempts:
         """Wait, longer after each lost attempt, with jitter, so that rivals come apart."""
         longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**self._made)
         _log.info("publish %s: attempt %d lost, trying again", self._request.publish_id, self._made)
-        time.sleep(random.uniform(0.2, 1.0) * longest)  # noqa: S311
+        time.sleep(random.uniform(0.2, 1.0) * longest)
 
 
 def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published | None:
@@ -195,9 +195,7 @@ def open_for_writing(storage: Storage, branch: str) -> LanceDataset:
         UnsupportedError: a branch other than `main`.
     """
     if layout.lance_branch(branch) is not None:
-        raise UnsupportedError(
-            f"Writing to branch {branch} is not built yet", hint="Write to main"
-        )
+        raise UnsupportedError(f"Writing to branch {branch} is not built yet", hint="Write to main")
     manifest = open_main(storage)
     faults.point("publish.opened")
     migrations.refuse_newer(manifest)
@@ -303,12 +301,15 @@ def _rows(snapshot: Snapshot, request: Publish) -> list[ManifestRow]:
     new_tables = {r.table_key for r in request.changes if isinstance(r, TableRow)}
     guarded = (request.touched() | request.guards) - new_tables
     guards = [
-        TableRow(key, snapshot.locations[key]) for key in sorted(guarded) if key in snapshot.locations
+        TableRow(key, snapshot.locations[key])
+        for key in sorted(guarded)
+        if key in snapshot.locations
     ]
     unknown = sorted(request.touched() - new_tables - set(snapshot.locations))
     if unknown:
         raise CorruptManifestError(
-            f"{unknown[0]} gets a version and has no table row", expected="a table row among the changes"
+            f"{unknown[0]} gets a version and has no table row",
+            expected="a table row among the changes",
         )
     return [*guards, *request.changes]
 

@@ -94,7 +94,9 @@ class Snapshot:
             return self.entry(name).table_key
         fitting = [k for k in (f"node:{name}", f"edge:{name}") if k in self.tables]
         if len(fitting) == 2:
-            raise TableNotFoundError(f"{name!r} is a node and an edge table", expected=" or ".join(fitting))
+            raise TableNotFoundError(
+                f"{name!r} is a node and an edge table", expected=" or ".join(fitting)
+            )
         return self.entry(fitting[0] if fitting else name).table_key
 
 
@@ -143,9 +145,9 @@ def _once(rows: pa.Table) -> pa.Table:
             found=f"{len(doubled)} object ids with different rows",
             hint="Two writers without compare-and-swap have written to this graph; compare its versions",
         )
-    return distinct.append_column("base_objects", pa.nulls(distinct.num_rows, pa.list_(pa.utf8()))).select(
-        MANIFEST_SCHEMA.names
-    )
+    return distinct.append_column(
+        "base_objects", pa.nulls(distinct.num_rows, pa.list_(pa.utf8()))
+    ).select(MANIFEST_SCHEMA.names)
 
 
 def _locations(rows: pa.Table) -> dict[str, str]:
@@ -189,7 +191,9 @@ def _live(versions: pa.Table, tombstones: Mapping[str, int], own: str | None) ->
         keyed = pc.index_in(versions["table_key"], gone["table_key"])
         below = pc.fill_null(pc.take(gone["gone"], keyed), 0)
         versions = versions.filter(pc.greater(versions["table_version"], below))
-    own_first = pc.fill_null(pc.equal(versions["table_branch"], pa.scalar(own, pa.utf8())), own is None)
+    own_first = pc.fill_null(
+        pc.equal(versions["table_branch"], pa.scalar(own, pa.utf8())), own is None
+    )
     ordered = versions.append_column("own", own_first).sort_by(
         [("table_key", "ascending"), ("table_version", "ascending"), ("own", "ascending")]
     )
@@ -204,7 +208,8 @@ def _entry(row: Mapping[str, Any], locations: Mapping[str, str]) -> TableEntry:
     key = row["table_key"]
     if key not in locations:
         raise CorruptManifestError(
-            f"__manifest has a version of {key[:80]!r} and no table row of it", expected="a table row"
+            f"__manifest has a version of {key[:80]!r} and no table row of it",
+            expected="a table row",
         )
     return TableEntry(
         table_key=key,
@@ -252,7 +257,9 @@ def open_manifest(
     """
     main = open_main(storage)
     if layout.lance_branch(branch) is None:
-        manifest = main if version in (None, main.version) else _open_version(storage, branch, version)
+        manifest = (
+            main if version in (None, main.version) else _open_version(storage, branch, version)
+        )
     else:
         _check_branch(main, branch)
         manifest = _open_version(storage, branch, version)

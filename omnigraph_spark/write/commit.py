@@ -1,0 +1,375 @@
+"""Commit a whole write: table commits, then one publish; rounds, put-back, crash record, lineage.
+
+Runs on the driver, once per write, in the process that Spark calls `commit` in. The outline is DESIGN
+5, the rules are PROTOCOL. What is left behind, by outcome:
+
+- failed before the first table commit (conflict, validation): the staged files are deleted;
+- failed after one: the tables are put back, the files stay for cleanup (PROTOCOL 19);
+- unknown outcome: nothing is deleted, the crash record stays, `PublishOutcomeUnknown` names the id;
+- published and a later step failed: the write is done; lineage and records are mended by the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from omnigraph_spark import engine_schema, faults, layout
+from omnigraph_spark.engine_schema.model import EngineSchema
+from omnigraph_spark.errors import (
+    CommitTimeoutError,
+    ExpectedVersionMismatch,
+    OmnigraphError,
+    PublishOutcomeUnknown,
+    RowLevelCasContention,
+)
+from omnigraph_spark.history import commits, crash_records, runs
+from omnigraph_spark.history.crash_records import Heartbeat
+from omnigraph_spark.manifest import compaction, init
+from omnigraph_spark.manifest.publisher import (
+    Publish,
+    Published,
+    check_txn,
+    has_publish,
+    open_for_writing,
+    publish,
+)
+from omnigraph_spark.manifest.rows import ManifestRow, TableRow
+from omnigraph_spark.manifest.snapshot import Snapshot, fold, load, read_rows
+from omnigraph_spark.write import heal
+from omnigraph_spark.write.plan import APPEND, CREATE, OVERWRITE, TableTarget, WritePlan
+from omnigraph_spark.write.stage import StagedTable
+from omnigraph_spark.write.table_commit import (
+    Moved,
+    commit_table,
+    manifest_metadata,
+    quietly_put_back,
+)
+from omnigraph_spark.write.table_head import Round, StartOver
+
+_FIRST_PAUSE_SECONDS = 0.01
+_LONGEST_PAUSE_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A write that is done; `skipped`: its `txn` was there before, or it had nothing to publish."""
+
+    publish_id: str
+    graph_version: int
+    skipped: bool = False
+
+
+def commit(plan: WritePlan, staged: Iterable[StagedTable]) -> Committed:
+    """Commit what the tasks staged: all tables in one publish, or nothing.
+
+    Calling it again with the same plan finds the publish id and does nothing.
+
+    Raises:
+        ExpectedVersionMismatch: a table isn't where the write expects it; nothing was published.
+        RowLevelCasContention: (overwrite) others won every attempt of the publisher.
+        CommitTimeoutError: others published first until `commitTimeoutSeconds` ran out.
+        PublishOutcomeUnknown: the store never said; nothing was deleted.
+        SchemaMismatchError: a table's schema changed since the fragments were staged.
+        RecoveryPendingError, UnsupportedManifestVersion: the graph can't be written now.
+        OptionError: some tables of the write have its `txnVersion` and some don't.
+        StorageError: the store failed; nothing was published.
+    """
+    faults.point("commit.entered")
+    by_table = _by_table(plan, staged)
+    touched = [key for key in sorted(plan.targets) if _is_touched(plan, key, by_table)]
+    init.init_graph(plan.storage)
+    if not touched:
+        return Committed(
+            plan.publish_id, load(plan.storage, plan.branch).graph_version, skipped=True
+        )
+    crash_records.refuse_foreign(plan.storage, plan.settings.orphan_grace_seconds)
+    write = _Write(plan, by_table, touched)
+    with Heartbeat(plan.storage, plan.publish_id, plan.settings.orphan_grace_seconds) as heartbeat:
+        return write.run(heartbeat)
+
+
+def abort(plan: WritePlan, staged: Iterable[StagedTable], *, complete: bool) -> None:
+    """Clean up after a failed job; runs on the driver, in another process than `commit`.
+
+    Deletes the files of its messages only if one of the messages was missing (`complete` is False): then
+    a task failed and `commit` was never entered. Otherwise `commit` has done what is safe (DESIGN 5).
+    """
+    if not complete:
+        _delete_staged(plan, staged)
+
+
+def _by_table(plan: WritePlan, staged: Iterable[StagedTable]) -> dict[str, list[StagedTable]]:
+    grouped: dict[str, list[StagedTable]] = {key: [] for key in plan.targets}
+    for one in staged:
+        grouped[one.table_key].append(one)
+    return grouped
+
+
+def _is_touched(plan: WritePlan, key: str, by_table: Mapping[str, Sequence[StagedTable]]) -> bool:
+    """Tell whether a table gets a new version: rows, a listed overwrite or new table, or a txn mark."""
+    has_rows = any(one.fragments for one in by_table[key])
+    listed = plan.targets[key].mode in (OVERWRITE, CREATE)
+    return has_rows or listed or plan.txn is not None
+
+
+class _Write:
+    """The rounds of one write, from its first snapshot to its publish or its failure."""
+
+    def __init__(
+        self, plan: WritePlan, by_table: Mapping[str, list[StagedTable]], touched: Sequence[str]
+    ) -> None:
+        self._plan = plan
+        self._by_table = by_table
+        self._touched = tuple(touched)
+        self._round = Round(
+            plan.storage,
+            plan.publish_id,
+            plan.settings.orphan_grace_seconds,
+            lambda: load(plan.storage, plan.branch),
+        )
+        self._run_started = False
+
+    def run(self, heartbeat: Heartbeat) -> Committed:
+        """Go round until published, refused or out of time."""
+        plan = self._plan
+        try:
+            published = self._rounds(heartbeat)
+        except PublishOutcomeUnknown:
+            raise
+        except OmnigraphError:
+            self._failed(heartbeat)
+            raise
+        faults.point("commit.published")
+        if published.skipped:
+            self._tidy(
+                lambda: (
+                    _delete_staged(plan, self._all_staged()) if not self._round.files_used else None
+                )
+            )
+        self._after_publish(heartbeat, published)
+        return Committed(plan.publish_id, published.graph_version, published.skipped)
+
+    def _rounds(self, heartbeat: Heartbeat) -> Published:
+        end = time.monotonic() + self._plan.settings.commit_timeout_seconds
+        lost = 0
+        while True:
+            try:
+                return self._once(heartbeat, first=lost == 0)
+            except (StartOver, ExpectedVersionMismatch, RowLevelCasContention) as error:
+                if isinstance(error, OmnigraphError) and not self._may_repeat(error):
+                    raise
+                lost += 1
+                if time.monotonic() >= end:
+                    raise CommitTimeoutError(
+                        f"Write {self._plan.publish_id} lost {lost} rounds to other writers",
+                        expected=f"a round of its own within {self._plan.settings.commit_timeout_seconds:g} s",
+                        hint="Nothing was published. Write again, or raise commitTimeoutSeconds",
+                    ) from error
+                _log.info("write %s lost round %d: %s", self._plan.publish_id, lost, error)
+                longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**lost)
+                time.sleep(random.uniform(0.1, 1.0) * longest)
+
+    def _may_repeat(self, error: OmnigraphError) -> bool:
+        """Tell whether a lost round may be gone again: an append, or an overwrite that expects nothing."""
+        if isinstance(error, ExpectedVersionMismatch) and error.table_key in self._plan.expected:
+            return False
+        return self._plan.mode == APPEND or not self._plan.expected
+
+    def _once(self, heartbeat: Heartbeat, *, first: bool) -> Published:
+        """Do one round, from a fresh snapshot to the publish."""
+        plan = self._plan
+        manifest = open_for_writing(plan.storage, plan.branch)
+        rows = read_rows(manifest)
+        version = int(manifest.version)
+        if has_publish(rows, plan.publish_id):
+            return publish(plan.storage, Publish(plan.branch, plan.publish_id, ()))
+        if plan.txn is not None and check_txn(rows, plan.txn, frozenset(self._touched)):
+            return Published(version, skipped=True)
+        snapshot = fold(rows, plan.branch, version)
+        self._check_expected(snapshot)
+        if not first:
+            self._refuse_half_published(snapshot)
+        entries = [snapshot.tables[key] for key in self._touched if key in snapshot.tables]
+        heartbeat.record(plan.branch, entries, plan.actor)
+        faults.point("commit.record_written")
+        self._start_run(version)
+        if heal.resolve_dead(self._round, plan.settings.orphan_grace_seconds):
+            raise StartOver("dead writes were rolled back")
+        engine_schema.add_types(plan.storage, plan.new_types)
+        return self._commit_tables(snapshot)
+
+    def _commit_tables(self, snapshot: Snapshot) -> Published:
+        plan = self._plan
+        moved: list[Moved] = []
+        faults.point("commit.before_table")
+        try:
+            for number, key in enumerate(self._touched, start=1):
+                entry = snapshot.tables.get(key)
+                moved.append(
+                    commit_table(
+                        self._round,
+                        self._target(key, snapshot),
+                        entry,
+                        snapshot.floors.get(key, 0),
+                        self._by_table[key],
+                    )
+                )
+                faults.point(f"commit.table_{number if number <= 3 else 'n'}")
+            faults.point("commit.tables_done")
+            request = self._request(snapshot, moved)
+            faults.point("commit.before_publish")
+            published = publish(plan.storage, request)
+        except PublishOutcomeUnknown:
+            raise
+        except (StartOver, OmnigraphError):
+            quietly_put_back(self._round, moved, {k: t.schema for k, t in plan.targets.items()})
+            raise
+        faults.point("commit.after_publish")
+        return published
+
+    def _target(self, key: str, snapshot: Snapshot) -> TableTarget:
+        """Return a table's target for this round; a table that was created meanwhile is extended."""
+        target = self._plan.targets[key]
+        if key not in snapshot.tables and target.mode != CREATE:
+            raise ExpectedVersionMismatch(key, target.version, 0)
+        return replace(target, mode=self._plan.mode) if key in snapshot.tables else target
+
+    def _request(self, snapshot: Snapshot, moved: Sequence[Moved]) -> Publish:
+        plan = self._plan
+        ours: dict[str, Any] = {"publish_id": plan.publish_id, "mode": plan.mode}
+        if plan.txn is not None:
+            ours["txn"] = list(plan.txn)
+        if plan.user_metadata is not None:
+            ours["user_metadata"] = plan.user_metadata
+        if plan.actor is not None:
+            ours["actor"] = plan.actor
+        if plan.unchecked:
+            ours["unchecked"] = True
+        changes: list[ManifestRow] = []
+        for one in moved:
+            if one.table_key not in snapshot.locations:
+                changes.append(TableRow(one.table_key, one.location))
+            changes += one.rows(manifest_metadata(self._round, one), ours)
+        return Publish(
+            branch=plan.branch,
+            publish_id=plan.publish_id,
+            changes=tuple(changes),
+            expected={**{one.table_key: one.before for one in moved}, **plan.expected},
+            guards=self._guards(snapshot) | frozenset(plan.expected),
+            txn=plan.txn,
+            retries=plan.settings.commit_retries,
+        )
+
+    def _guards(self, snapshot: Snapshot) -> frozenset[str]:
+        """Return the untouched tables whose publishes must collide with this one (DESIGN 5, "Guards")."""
+        plan = self._plan
+        created = [key for key in self._touched if key not in snapshot.tables]
+        replaced = plan.mode == OVERWRITE
+        if not replaced and not any(layout.is_edge(key) for key in created):
+            return frozenset()
+        schema = engine_schema.read(plan.storage) or EngineSchema()
+        guards: set[str] = set()
+        for edge in schema.edges.values():
+            ends = {layout.table_key(layout.NODE, end) for end in (edge.source, edge.target)}
+            if edge.table_key in created:
+                guards |= ends
+            if replaced and ends & set(self._touched):
+                guards.add(edge.table_key)
+        return frozenset(key for key in guards if key in snapshot.tables)
+
+    def _check_expected(self, snapshot: Snapshot) -> None:
+        for key, version in sorted(self._plan.expected.items()):
+            if snapshot.version(key) != version:
+                raise ExpectedVersionMismatch(key, version, snapshot.version(key))
+
+    def _refuse_half_published(self, snapshot: Snapshot) -> None:
+        """Refuse to go on if somebody's recovery published staged files of ours (PROTOCOL 2).
+
+        Raises:
+            PublishOutcomeUnknown: staged files are part of a published version.
+        """
+        for key in self._touched:
+            entry = snapshot.tables.get(key)
+            ours = _paths(self._by_table[key])
+            if entry is None or not ours or entry.table_version == self._plan.targets[key].version:
+                continue
+            dataset = self._plan.storage.dataset(entry.location, None, entry.table_version)
+            there = {f.path for fragment in dataset.get_fragments() for f in fragment.data_files()}
+            if ours & there:
+                raise PublishOutcomeUnknown(
+                    self._plan.publish_id,
+                    f"somebody published {len(ours & there)} of its {len(ours)} files of {key}",
+                )
+
+    def _start_run(self, version: int) -> None:
+        if self._run_started:
+            return
+        self._run_started = True
+        plan = self._plan
+        head = commits.head(plan.storage, plan.branch)
+        runs.start_run(
+            plan.storage,
+            run_id=plan.publish_id,
+            branch=plan.branch,
+            base_version=version,
+            base_commit_id=head.graph_commit_id if head else plan.publish_id,
+            operation_hash=f"{plan.txn[0]}:{plan.txn[1]}" if plan.txn else None,
+            actor=plan.actor,
+        )
+
+    def _after_publish(self, heartbeat: Heartbeat, published: Published) -> None:
+        """Write lineage and tidy up; the write is done whatever happens here."""
+        plan = self._plan
+        if not published.skipped:
+            self._tidy(
+                lambda: commits.record_publish(
+                    plan.storage, plan.branch, plan.publish_id, published.graph_version, plan.actor
+                )
+            )
+        if self._run_started:
+            runs.finish_run(plan.storage, plan.publish_id, "published", plan.publish_id)
+        faults.point("commit.before_record_delete")
+        self._tidy(heartbeat.remove)
+        compaction.compact_own_datasets(plan.storage, plan.branch, published.graph_version)
+        faults.point("commit.done")
+
+    def _failed(self, heartbeat: Heartbeat) -> None:
+        """Clean up after a definite failure; the tables were put back by the round that failed."""
+        if self._run_started:
+            runs.finish_run(self._plan.storage, self._plan.publish_id, "failed", None)
+        self._tidy(heartbeat.remove)
+        if not self._round.files_used:
+            self._tidy(lambda: _delete_staged(self._plan, self._all_staged()))
+
+    def _tidy(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except OmnigraphError as error:
+            _log.warning("after write %s: %s", self._plan.publish_id, error)
+
+    def _all_staged(self) -> list[StagedTable]:
+        return [one for staged in self._by_table.values() for one in staged]
+
+
+def _paths(staged: Iterable[StagedTable]) -> set[str]:
+    return {f["path"] for one in staged for fragment in one.fragments for f in fragment["files"]}
+
+
+def _delete_staged(plan: WritePlan, staged: Iterable[StagedTable]) -> None:
+    """Delete the data files of fragments that were never part of a table commit.
+
+    A blob column keeps its bytes in a folder beside the data file that is named after it.
+    """
+    for one in staged:
+        folder = f"{plan.targets[one.table_key].location}/data"
+        for path in _paths([one]):
+            plan.storage.delete(f"{folder}/{path}")
+            for info in plan.storage.list(f"{folder}/{path.rsplit('.', 1)[0]}"):
+                plan.storage.delete(info.path)

@@ -1,0 +1,107 @@
+"""Resolve what dead writers of our own kind left: roll their tables back, as a whole (DESIGN 5).
+
+Runs on the driver, at the start of a write's round, where a crash record of another write has not been
+renewed for the grace. Nobody rolls a dead write forward. The restored versions are published, guards
+included, so that a late publish of a writer that only slept is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from omnigraph_spark import faults
+from omnigraph_spark.errors import ExpectedVersionMismatch, RowLevelCasContention
+from omnigraph_spark.history import commits, crash_records
+from omnigraph_spark.history.crash_records import CrashRecord
+from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.lance_errors import DatasetNotFoundError
+from omnigraph_spark.manifest.publisher import Publish, has_publish, open_for_writing, publish
+from omnigraph_spark.manifest.rows import OURS, VersionRow
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, read_rows
+from omnigraph_spark.write.table_commit import dataset_metadata
+from omnigraph_spark.write.table_head import Round, StartOver, settle
+
+HEAL_MODE = "heal"
+
+_log = logging.getLogger(__name__)
+
+
+def resolve_dead(round_: Round, grace_seconds: float) -> int:
+    """Resolve the records of dead writers and return how many there were; runs once per round.
+
+    The caller's own record must just have been written: age is taken against it (PROTOCOL 24).
+
+    Raises:
+        StartOver: a rival was at the same tables; the next round looks again.
+        PublishOutcomeUnknown, StorageError: the store failed; the records stay, the next write goes on.
+    """
+    dead = crash_records.dead(round_.storage, round_.publish_id, grace_seconds)
+    round_.dead = frozenset(record.publish_id for record in dead)
+    for record in dead:
+        _resolve(round_, record)
+    return len(dead)
+
+
+def _resolve(round_: Round, record: CrashRecord) -> None:
+    manifest = open_for_writing(round_.storage, record.branch)
+    rows = read_rows(manifest)
+    if not has_publish(rows, record.publish_id):
+        snapshot = fold(rows, record.branch, int(manifest.version))
+        _log.warning("write %s died before its publish; rolling it back", record.publish_id)
+        roll_back(round_, snapshot, record.table_keys)
+    faults.point("heal.before_record_delete")
+    crash_records.delete(round_.storage, record.publish_id)
+
+
+def roll_back(round_: Round, snapshot: Snapshot, keys: tuple[str, ...]) -> None:
+    """Restore each of the tables whose head is ahead to its published version, and publish that.
+
+    Raises:
+        StartOver: a rival was at the same tables.
+        PublishOutcomeUnknown, StorageError: the store failed.
+    """
+    entries = [snapshot.tables[key] for key in sorted(set(keys)) if key in snapshot.tables]
+    publish_id = new_ulid()
+    changes: list[VersionRow] = []
+    restored: list[TableEntry] = []
+    for entry in entries:
+        rows = _restored(round_, entry, publish_id)
+        if rows:
+            restored.append(entry)
+            changes += rows
+    if not changes:
+        return
+    faults.point("heal.before_publish")
+    request = Publish(
+        branch=snapshot.branch,
+        publish_id=publish_id,
+        changes=tuple(changes),
+        expected={entry.table_key: entry.table_version for entry in restored},
+    )
+    try:
+        published = publish(round_.storage, request)
+    except (ExpectedVersionMismatch, RowLevelCasContention) as error:
+        raise StartOver(f"a rival published while a dead write was rolled back: {error}") from error
+    commits.record_publish(
+        round_.storage, snapshot.branch, publish_id, published.graph_version, None
+    )
+
+
+def _restored(round_: Round, entry: TableEntry, publish_id: str) -> list[VersionRow]:
+    """Return the rows that publish a table's restored head, none where the head wasn't ahead."""
+    pinned = entry.table_version
+    try:
+        head = settle(round_, entry.table_key, entry.location, pinned)
+    except DatasetNotFoundError:
+        return []
+    version = int(head.version)
+    if version == pinned:
+        return []
+    metadata = {
+        **dataset_metadata(round_, entry.location, version),
+        OURS: {"publish_id": publish_id, "mode": HEAL_MODE, "rows_added": 0, "rows_removed": 0},
+    }
+    row = VersionRow(entry.table_key, version, None, entry.row_count, metadata)
+    skipped = [replace(row, object_version=number) for number in range(pinned + 1, version)]
+    return [row, *skipped]

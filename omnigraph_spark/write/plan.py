@@ -1,0 +1,290 @@
+"""Plan a write on the driver: which tables, on which versions, with which schemas.
+
+Spark-free and without side effects: everything that can be refused is refused here, before a task has
+written a byte. The plan is plain data and is pickled to the tasks and to the commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from omnigraph_spark import engine_schema, layout
+from omnigraph_spark.engine_schema.model import (
+    EdgeType,
+    EngineSchema,
+    NodeType,
+    of_arrow,
+    table_schema,
+)
+from omnigraph_spark.engine_types import EngineType
+from omnigraph_spark.errors import (
+    ExpectedVersionMismatch,
+    GraphNotFoundError,
+    OptionError,
+    SchemaMismatchError,
+    TableNotFoundError,
+    UnsupportedError,
+)
+from omnigraph_spark.history import crash_records
+from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.manifest import migrations
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, open_main, read_rows
+from omnigraph_spark.options import WriteOptions
+from omnigraph_spark.storage import Storage
+
+APPEND = "append"
+OVERWRITE = "overwrite"
+CREATE = "create"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NewTable:
+    """What a frame says of a table that may have to be created.
+
+    `carried` are engine types by column that Arrow can't tell (an enum).
+    """
+
+    schema: pa.Schema
+    key: str | None = None
+    endpoints: tuple[str, str] | None = None
+    carried: Mapping[str, EngineType] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TableTarget:
+    """One table of a write; `version` is the one it was planned on (0: none), `schema` as stored."""
+
+    table_key: str
+    location: str
+    mode: str
+    version: int
+    table_branch: str | None
+    schema: pa.Schema
+    key: str | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How hard a commit tries and how files are cut; times in seconds, sizes in bytes."""
+
+    commit_retries: int = 5
+    commit_timeout_seconds: float = 300.0
+    orphan_grace_seconds: float = 10.0
+    max_rows_per_file: int = 1_048_576
+    max_bytes_per_file: int = 90 << 30
+
+    @classmethod
+    def of(cls, options: WriteOptions) -> Settings:
+        """Return the settings that the options of a write name."""
+        return cls(
+            options.commit_retries,
+            options.commit_timeout_seconds,
+            options.orphan_grace_seconds,
+            options.max_rows_per_file,
+            options.max_bytes_per_file,
+        )
+
+
+@dataclass(frozen=True)
+class WritePlan:
+    """A whole write: its targets and what its commit needs; picklable, secrets only in `storage`.
+
+    `expected` are the versions that must still be the published ones at the commit, in every round:
+    the caller's, the ones the frame was read from, and, for an overwrite, the ones it was planned on.
+    `unchecked` says that an overwrite knew no version that its rows were read from.
+    """
+
+    storage: Storage
+    branch: str
+    publish_id: str
+    mode: str
+    targets: Mapping[str, TableTarget]
+    expected: Mapping[str, int] = field(default_factory=dict)
+    new_types: EngineSchema = field(default_factory=EngineSchema)
+    actor: str | None = None
+    user_metadata: str | None = None
+    txn: tuple[str, int] | None = None
+    unchecked: bool = False
+    settings: Settings = field(default_factory=Settings)
+
+
+def plan_write(
+    storage: Storage,
+    options: WriteOptions,
+    tables: Mapping[str, NewTable | None],
+    read_versions: Mapping[str, int] | None = None,
+) -> WritePlan:
+    """Plan a write of `tables`; runs on the driver once per write and writes nothing.
+
+    `tables` maps table keys to what is needed to create the table, None where it must exist.
+    `read_versions` are the table versions that the frame's own fields say it was read from.
+
+    Raises:
+        TableNotFoundError: a table isn't there and can't be made from the frame.
+        ExpectedVersionMismatch: a table isn't where the options or the frame expect it.
+        UnsupportedManifestVersion, RecoveryPendingError: the graph can't be written.
+        OptionError, SchemaMismatchError, UnsupportedError: what the frame asks for can't be done.
+        StorageError: the store failed.
+    """
+    if layout.lance_branch(options.branch) is not None:
+        layout.check_branch_name(options.branch)
+        raise UnsupportedError(
+            f"Writing to branch {options.branch} is not built yet", hint="Write to main"
+        )
+    snapshot = _head(storage, options.branch)
+    schema = engine_schema.read(storage) or EngineSchema()
+    targets = {
+        key: _target(storage, snapshot, schema, options.mode, key, new)
+        for key, new in sorted(tables.items())
+    }
+    expected = _expected(options, snapshot, targets, read_versions or {})
+    return WritePlan(
+        storage=storage,
+        branch=options.branch,
+        publish_id=new_ulid(),
+        mode=options.mode,
+        targets=targets,
+        expected=expected,
+        new_types=_new_types(snapshot, tables, targets),
+        actor=options.actor,
+        user_metadata=options.user_metadata,
+        txn=options.txn,
+        unchecked=options.mode == OVERWRITE and not read_versions,
+        settings=Settings.of(options),
+    )
+
+
+def _head(storage: Storage, branch: str) -> Snapshot:
+    """Return the head of a graph that may be written, an empty snapshot where there is no graph."""
+    try:
+        manifest = open_main(storage)
+    except GraphNotFoundError:
+        return Snapshot(branch, 0, {}, {}, {})
+    migrations.refuse_newer(manifest)
+    migrations.check_readable(manifest)
+    crash_records.refuse_foreign(storage)
+    return fold(read_rows(manifest), branch, manifest.version)
+
+
+def _target(
+    storage: Storage,
+    snapshot: Snapshot,
+    schema: EngineSchema,
+    mode: str,
+    key: str,
+    new: NewTable | None,
+) -> TableTarget:
+    entry = snapshot.tables.get(key)
+    if entry is not None:
+        return _existing(storage, schema, mode, entry)
+    if new is None:
+        raise TableNotFoundError(
+            f"No table {key} on branch {snapshot.branch}, and this write can't create it",
+            expected=", ".join(sorted(snapshot.tables)[:60]) or "none: the graph has no tables",
+            hint="Write a frame of that one table with option table, or one made by omnigraph_spark.pack",
+            table_key=key,
+        )
+    engine_type = of_arrow(key, new.schema, new.key, new.endpoints, new.carried)
+    _check_ends(snapshot, engine_type)
+    for left in engine_type.left_out:
+        _log.warning(
+            "%s.%s is kept, and the engine doesn't see it: %s", key, left.column, left.reason
+        )
+    location = snapshot.locations.get(key) or layout.table_location(key)
+    taken = [k for k, place in snapshot.locations.items() if place == location and k != key]
+    if taken:
+        raise SchemaMismatchError(f"{key} would share its folder with {taken[0]}", found=location)
+    return TableTarget(
+        table_key=key,
+        location=layout.check_location(location, key),
+        mode=CREATE,
+        version=0,
+        table_branch=None,
+        schema=table_schema(new.schema, engine_type),
+        key=new.key,
+    )
+
+
+def _existing(storage: Storage, schema: EngineSchema, mode: str, entry: TableEntry) -> TableTarget:
+    if entry.table_branch is not None:
+        raise UnsupportedError(
+            f"{entry.table_key} is published from the table branch {entry.table_branch}",
+            hint="Writing to tables that live on a branch is not built yet",
+        )
+    dataset = storage.dataset(entry.location, None, entry.table_version)
+    known = schema.of_table(entry.table_key)
+    return TableTarget(
+        table_key=entry.table_key,
+        location=entry.location,
+        mode=mode,
+        version=entry.table_version,
+        table_branch=None,
+        schema=dataset.schema,
+        key=known.key if isinstance(known, NodeType) else None,
+    )
+
+
+def _check_ends(snapshot: Snapshot, engine_type: NodeType | EdgeType) -> None:
+    if isinstance(engine_type, EdgeType):
+        for end in (engine_type.source, engine_type.target):
+            layout.check_type_name(end)
+
+
+def _new_types(
+    snapshot: Snapshot,
+    tables: Mapping[str, NewTable | None],
+    targets: Mapping[str, TableTarget],
+) -> EngineSchema:
+    """Return the engine's types of the tables that are created, and check that edges end somewhere.
+
+    Raises:
+        OptionError: an edge table's end is neither a table of the graph nor of this write.
+    """
+    made = [
+        of_arrow(key, new.schema, new.key, new.endpoints, new.carried)
+        for key, new in sorted(tables.items())
+        if new is not None and targets[key].mode == CREATE
+    ]
+    known = {*snapshot.tables, *targets}
+    for one in made:
+        for end in (one.source, one.target) if isinstance(one, EdgeType) else ():
+            if layout.table_key(layout.NODE, end) not in known:
+                raise OptionError(
+                    f"The new edge table {one.table_key} ends at {end}, which is no node table",
+                    expected=", ".join(sorted(k for k in known if not layout.is_edge(k))) or None,
+                    hint="Write the node table first, or both in one frame (omnigraph_spark.pack)",
+                )
+    return EngineSchema.of(made)
+
+
+def _expected(
+    options: WriteOptions,
+    snapshot: Snapshot,
+    targets: Mapping[str, TableTarget],
+    read_versions: Mapping[str, int],
+) -> dict[str, int]:
+    """Return what must hold at the commit, checked once now against the head.
+
+    Raises:
+        ExpectedVersionMismatch: it doesn't hold already.
+        OptionError: `expectedTableVersions` names something that is no table key.
+    """
+    expected: dict[str, int] = {}
+    if options.mode == OVERWRITE and not options.last_writer_wins:
+        expected = {key: target.version for key, target in targets.items()}
+        for key, version in read_versions.items():
+            if key in targets:
+                expected[key] = min(version, expected[key])
+    for key, version in options.expected_table_versions.items():
+        layout.split_table_key(key)
+        expected[key] = version
+    for key in sorted(expected):
+        if snapshot.version(key) != expected[key]:
+            raise ExpectedVersionMismatch(key, expected[key], snapshot.version(key))
+    return expected

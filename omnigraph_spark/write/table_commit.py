@@ -1,0 +1,326 @@
+"""Commit one table's part of a write to its dataset, unpublished; drift-safe (PROTOCOL 11 to 20).
+
+Runs on the driver, once per table and round. Each version that is made must be exactly one more than
+the last; what is published is the last one. A round that loses puts its tables back (`put_back`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from omnigraph_spark import faults, layout
+from omnigraph_spark.errors import OmnigraphError, UnsupportedError
+from omnigraph_spark.lance_errors import DatasetNotFoundError, Outcome, outcome_of, typed
+from omnigraph_spark.manifest.rows import OURS, VersionRow
+from omnigraph_spark.manifest.snapshot import TableEntry
+from omnigraph_spark.write import field_map
+from omnigraph_spark.write.plan import OVERWRITE, TableTarget
+from omnigraph_spark.write.stage import DATA_STORAGE_VERSION, StagedTable
+from omnigraph_spark.write.table_head import (
+    PUBLISH_ID_PROPERTY,
+    Round,
+    StartOver,
+    commit,
+    restore,
+    settle,
+    settle_absent,
+    strip,
+    take_back,
+)
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+_SCALAR_INDEX = {
+    "BTree": "BTREE",
+    "Bitmap": "BITMAP",
+    "LabelList": "LABEL_LIST",
+    "Inverted": "INVERTED",
+    "NGram": "NGRAM",
+    "ZoneMap": "ZONEMAP",
+    "BloomFilter": "BLOOMFILTER",
+}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A table whose dataset this round has moved: from `before` (0: nothing) to `version`."""
+
+    table_key: str
+    location: str
+    before: int
+    version: int
+    row_count: int
+    rows_added: int
+    rows_removed: int
+
+    def rows(self, storage_metadata: dict[str, Any], ours: dict[str, Any]) -> list[VersionRow]:
+        """Return the version row, and one for each version that was skipped (PROTOCOL 9)."""
+        metadata = {
+            **storage_metadata,
+            OURS: {**ours, "rows_added": self.rows_added, "rows_removed": self.rows_removed},
+        }
+        numbers: list[int | None] = [None]
+        if self.before:
+            numbers += range(self.before + 1, self.version)
+        return [
+            VersionRow(self.table_key, self.version, None, self.row_count, metadata, number)
+            for number in numbers
+        ]
+
+
+def commit_table(
+    round_: Round,
+    target: TableTarget,
+    entry: TableEntry | None,
+    floor: int,
+    staged: Sequence[StagedTable],
+) -> Moved:
+    """Commit the staged fragments of one table on its pinned version.
+
+    `entry` is the table in the round's snapshot, None where it has no live version; `floor` the highest
+    version or tombstone that the key ever had.
+
+    Raises:
+        StartOver: somebody else was first; nothing of this table stays that another write could adopt.
+        SchemaMismatchError: the table's schema isn't the one the fragments were staged under.
+        UnsupportedError: a leftover of another program is in the way.
+        StorageError: the store failed; what was committed is unpublished and healed by a later write.
+    """
+    fragments = _fragments(staged)
+    round_.files_used |= bool(fragments)
+    added = sum(one.rows for one in staged)
+    faults.point("table.before_commit")
+    if entry is None:
+        dataset = _create(round_, target, floor, staged, fragments)
+        before, removed = 0, 0
+    else:
+        dataset = _extend(round_, target, entry, staged, fragments)
+        before = entry.table_version
+        removed = entry.row_count if target.mode == OVERWRITE else 0
+    faults.point("table.after_commit")
+    return Moved(
+        target.table_key,
+        target.location,
+        before,
+        int(dataset.version),
+        int(dataset.count_rows()),
+        added,
+        removed,
+    )
+
+
+def put_back(round_: Round, moved: Moved, schema: pa.Schema) -> None:
+    """Take a table back to where the round found it, if its head is still this round's (UNDO).
+
+    Raises:
+        StartOver, StorageError: it couldn't be; a later write waits for the grace and heals it.
+    """
+    from lance import LanceOperation
+
+    faults.point("commit.before_undo")
+    head = round_.storage.dataset(moved.location)
+    if head.version != moved.version:
+        return
+    if moved.before:
+        restore(head, moved.before, round_.publish_id)
+        return
+    empty = LanceOperation.Overwrite(schema, [])
+    commit(head, moved.version, empty, round_.publish_id, undo=True, max_retries=0)
+
+
+def manifest_metadata(round_: Round, moved: Moved) -> dict[str, Any]:
+    """Return the engine's part of a version row's metadata (FORMAT, "`__manifest` rows").
+
+    The engine opens tables through it, this connector never does.
+    """
+    return dataset_metadata(round_, moved.location, moved.version)
+
+
+def dataset_metadata(round_: Round, location: str, version: int) -> dict[str, Any]:
+    """Return path, size, e_tag and naming scheme of a dataset version's manifest file."""
+    storage = round_.storage
+    folder = f"{location}/_versions"
+    named = ((layout.v2_manifest_name(version), "V2"), (f"{version}.manifest", "V1"))
+    for name, scheme in named:
+        info = storage.head(f"{folder}/{name}")
+        if info is not None:
+            return {
+                "manifest_path": storage.object_path(f"{folder}/{name}"),
+                "manifest_size": info.size,
+                "e_tag": info.e_tag,
+                "naming_scheme": scheme,
+            }
+    raise DatasetNotFoundError(f"Version {version} of {location} has no manifest file")
+
+
+def _fragments(staged: Sequence[StagedTable]) -> list[Any]:
+    from lance.fragment import FragmentMetadata
+
+    return [FragmentMetadata.from_json(json.dumps(f)) for one in staged for f in one.fragments]
+
+
+def _extend(
+    round_: Round,
+    target: TableTarget,
+    entry: TableEntry,
+    staged: Sequence[StagedTable],
+    fragments: list[Any],
+) -> LanceDataset:
+    """Append to, or overwrite, a table that has a published version."""
+    from lance import LanceOperation
+
+    pinned = entry.table_version
+    head = strip(settle(round_, target.table_key, entry.location, pinned))
+    now = field_map.of_dataset(head)
+    for one in staged:
+        field_map.check(target.table_key, one.fields, now)
+    before = int(head.version)
+    if target.mode != OVERWRITE:
+        made = commit(head, before, LanceOperation.Append(fragments), round_.publish_id)
+        return _contiguous(made, before, round_.publish_id)
+    indexes = _indexes(head)
+    replaced = LanceOperation.Overwrite(head.lance_schema, fragments)
+    made = commit(head, before, replaced, round_.publish_id, max_retries=0)
+    made = _contiguous(made, before, round_.publish_id)
+    return _build_indexes(made, indexes, round_, entry)
+
+
+def _contiguous(made: LanceDataset, before: int, publish_id: str) -> LanceDataset:
+    """Return a commit that landed directly above `before`, else take it back (PROTOCOL 11, 12).
+
+    Raises:
+        StartOver: it landed above somebody else's commit.
+    """
+    if made.version == before + 1:
+        return made
+    take_back(made, publish_id)
+    raise StartOver(f"a commit landed at {made.version}, not at {before + 1}")
+
+
+def _create(
+    round_: Round,
+    target: TableTarget,
+    floor: int,
+    staged: Sequence[StagedTable],
+    fragments: list[Any],
+) -> LanceDataset:
+    """Make the first version of a table, or replace what a dead creator or a dropped table left."""
+    from lance import LanceOperation
+
+    expected = field_map.of_new(target.schema)
+    for one in staged:
+        field_map.check(target.table_key, one.fields, expected)
+    try:
+        head = settle_absent(round_, target.table_key, target.location, floor)
+    except DatasetNotFoundError:
+        return _first_version(round_, target, fragments)
+    if not head.has_stable_row_ids:
+        raise UnsupportedError(
+            f"The folder of {target.table_key} holds a dataset without stable row ids",
+            expected="none, or one that this connector or the engine made",
+            found=round_.storage.uri(target.location),
+            hint="Move it away, then write again",
+        )
+    head = strip(head)
+    before = int(head.version)
+    replaced = LanceOperation.Overwrite(target.schema, fragments)
+    made = commit(head, before, replaced, round_.publish_id, max_retries=0)
+    made = _contiguous(made, before, round_.publish_id)
+    for one in staged:
+        field_map.check(target.table_key, one.fields, field_map.of_dataset(made))
+    return made
+
+
+def _first_version(round_: Round, target: TableTarget, fragments: list[Any]) -> LanceDataset:
+    """Create the dataset; with no rows through a write, since a commit takes its format from files."""
+    import lance
+    from lance import LanceOperation
+
+    storage = round_.storage
+    uri = storage.dataset_uri(target.location)
+    if fragments:
+        return commit(
+            uri,
+            0,
+            LanceOperation.Overwrite(target.schema, fragments),
+            round_.publish_id,
+            storage_options=storage.lance_options(),
+            enable_stable_row_ids=True,
+            enable_v2_manifest_paths=True,
+        )
+    try:
+        return lance.write_dataset(
+            pa.Table.from_batches([], target.schema),
+            uri,
+            mode="create",
+            data_storage_version=DATA_STORAGE_VERSION,
+            enable_stable_row_ids=True,
+            storage_options=storage.lance_options(),
+            transaction_properties={PUBLISH_ID_PROPERTY: round_.publish_id},
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        if outcome_of(error) in (Outcome.CONFLICT, Outcome.UNKNOWN):
+            raise StartOver(str(error)) from error
+        raise typed(error, f"Creating {target.table_key}") from error
+
+
+def _indexes(head: LanceDataset) -> list[tuple[str, str, str]]:
+    """Return (name, type, column) of the indices that an overwrite drops and can build again."""
+    found = []
+    for index in head.list_indices():
+        kind = _SCALAR_INDEX.get(str(index["type"]))
+        if kind is None or len(index["fields"]) != 1:
+            _log.warning(
+                "index %s (%s) is not built again by an overwrite", index["name"], index["type"]
+            )
+            continue
+        found.append((str(index["name"]), kind, str(index["fields"][0])))
+    return found
+
+
+def _build_indexes(
+    made: LanceDataset, indexes: list[tuple[str, str, str]], round_: Round, entry: TableEntry
+) -> LanceDataset:
+    """Build indices again, one version each; the overwrite is undone if a version isn't the next one."""
+    for index in indexes:
+        reached = int(made.version)
+        try:
+            _build_index(made, *index)
+        except (StartOver, OmnigraphError):
+            with contextlib.suppress(StartOver, OmnigraphError):
+                head = round_.storage.dataset(entry.location)
+                if head.version == reached:
+                    restore(head, entry.table_version, round_.publish_id)
+            raise
+    return made
+
+
+def _build_index(made: LanceDataset, name: str, kind: str, column: str) -> None:
+    before = int(made.version)
+    try:
+        made.create_scalar_index(column, kind, name=name, replace=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        if outcome_of(error) in (Outcome.CONFLICT, Outcome.UNKNOWN):
+            raise StartOver(str(error)) from error
+        raise typed(error, f"Building index {name}") from error
+    if made.version != before + 1:
+        raise StartOver(f"an index landed at {made.version}, not at {before + 1}")
+
+
+def quietly_put_back(round_: Round, moved: Sequence[Moved], schemas: dict[str, pa.Schema]) -> None:
+    """Put back all tables of a lost round; what can't be is logged and healed by a later write."""
+    for one in reversed(moved):
+        try:
+            put_back(round_, one, schemas[one.table_key])
+        except (StartOver, OmnigraphError) as error:
+            _log.warning("%s could not be put back to %d: %s", one.table_key, one.before, error)
