@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -40,29 +41,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("omnigraph_spark",),
     ("datasource",),
     ("graph",),
-    (
-        "catalog",
-        "frames",
-        "field_metadata",
-        "arrow_types",
-        "read",
-        "write",
-        "branches",
-        "maintenance",
-    ),
+    ("catalog", "frames"),
+    ("read", "write", "branches", "maintenance"),
+    ("arrow_cast", "arrow_read", "arrow_types", "arrow_write", "ddl", "field_metadata"),
     ("manifest", "history", "engine_schema", "relocation"),
     ("auto_cleanup", "faults"),
     ("storage",),
-    (
-        "engine_types",
-        "ids",
-        "layout",
-        "lance_errors",
-        "options",
-        "option_values",
-        "errors",
-        "redaction",
-    ),
+    ("engine_types", "ids", "layout", "lance_errors"),
+    ("options", "option_values", "errors", "redaction"),
 )
 
 STAMP_KEY = "omnigraph:internal_schema_version"
@@ -142,19 +128,33 @@ def test_nothing_imports_pandas() -> None:
     assert found == []
 
 
-def test_imports_point_downwards() -> None:
+def _imports_of_ours() -> Iterator[tuple[str, str, str]]:
+    """Yield (module, module that it imports, place) within omnigraph_spark."""
     known = {name for name, _, _ in _modules()}
-    upward = []
     for name, path, tree in _modules():
-        if path.parent == PROJECT / "pyspark_omnigraph":
-            continue
         for module, line in _imports(tree):
             target = module.removeprefix("omnigraph_spark.")
-            if target == module or target not in known:
-                continue
-            if _layer(target) < _layer(name):
-                upward.append(f"{_shown(path)}:{line} imports {target}")
+            if target != module and target in known and target != name:
+                yield name, target, f"{_shown(path)}:{line} imports {target}"
+
+
+def test_imports_point_downwards() -> None:
+    upward = [
+        place
+        for name, target, place in _imports_of_ours()
+        if name != "pyspark_omnigraph" and _layer(target) < _layer(name)
+    ]
     assert upward == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for name, target, _ in _imports_of_ours():
+        graph.setdefault(name, set()).add(target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
 
 
 def test_read_and_write_do_not_import_each_other() -> None:
