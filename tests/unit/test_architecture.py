@@ -47,8 +47,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("manifest", "history", "engine_schema", "relocation"),
     ("auto_cleanup", "faults"),
     ("storage",),
-    ("engine_types", "ids", "layout", "lance_errors"),
-    ("options", "option_values", "errors", "redaction"),
+    ("engine_types", "ids", "lance_errors", "layout", "option_values", "options"),
+    ("errors", "redaction"),
 )
 
 STAMP_KEY = "omnigraph:internal_schema_version"
@@ -65,7 +65,10 @@ def _modules() -> Iterator[tuple[str, Path, ast.Module]]:
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield (module, line) of every import that runs; those for type checkers are left out."""
+    """Yield (what is imported, line) of every import that runs, those for type checkers left out.
+
+    `from a.b import c` is `a.b.c`, whether c is a module or a name in a.b.
+    """
     if isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test):
         for node in tree.orelse:
             yield from _imports(node)
@@ -73,7 +76,6 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
     if isinstance(tree, ast.Import):
         yield from ((alias.name, tree.lineno) for alias in tree.names)
     elif isinstance(tree, ast.ImportFrom) and tree.module:
-        yield tree.module, tree.lineno
         yield from ((f"{tree.module}.{alias.name}", tree.lineno) for alias in tree.names)
     for child in ast.iter_child_nodes(tree):
         yield from _imports(child)
@@ -132,9 +134,13 @@ def _imports_of_ours() -> Iterator[tuple[str, str, str]]:
     """Yield (module, module that it imports, place) within omnigraph_spark."""
     known = {name for name, _, _ in _modules()}
     for name, path, tree in _modules():
-        for module, line in _imports(tree):
-            target = module.removeprefix("omnigraph_spark.")
-            if target != module and target in known and target != name:
+        for imported, line in _imports(tree):
+            if imported.partition(".")[0] != PACKAGE.name:
+                continue
+            target = imported.removeprefix(f"{PACKAGE.name}.")
+            while target not in known:
+                target = target.rpartition(".")[0] or PACKAGE.name
+            if target != name:
                 yield name, target, f"{_shown(path)}:{line} imports {target}"
 
 
