@@ -10,7 +10,7 @@ import pytest
 
 from omnigraph_spark.lance_errors import DatasetNotFoundError, Outcome, outcome_of
 from omnigraph_spark.storage import Storage
-from tests.support.s3 import Bucket
+from tests.support.s3 import REGION, Bucket
 
 ROWS = pa.table({"id": ["a", "b"], "age": pa.array([1, 2], pa.int32())})
 
@@ -97,3 +97,16 @@ def test_an_absent_dataset_and_an_absent_version_are_told_from_a_failing_store(
     assert storage.dataset("nodes/x").count_rows() == 2
     with pytest.raises(DatasetNotFoundError, match="OMNIGRAPH_"):
         storage.dataset("nodes/x", version=7)
+
+
+def test_everything_can_come_from_the_environment(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT", bucket.endpoint)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_REGION", REGION)
+    storage = Storage.at(f"{bucket.uri}/graph")
+    storage.put("_schema.pg", b"node A { }")
+    assert storage.get("_schema.pg") == b"node A { }"
+    lance.write_dataset(ROWS, storage.uri("nodes/x"), storage_options=storage.lance_options())
+    assert storage.dataset("nodes/x").to_table() == ROWS
