@@ -158,7 +158,10 @@ class Storage:
                 meta = obstore.head(self._objects(), path)
         except DatasetNotFoundError:
             return None
-        return ObjectInfo(path, meta["size"], meta["last_modified"], meta["e_tag"])
+        e_tag = meta["e_tag"]
+        return ObjectInfo(
+            path, meta["size"], meta["last_modified"], e_tag.strip('"') if e_tag else None
+        )
 
     def object_path(self, path: str) -> str:
         """Return the path that the store knows an object by: no scheme, bucket or leading slash."""

@@ -117,7 +117,14 @@ def settle(round_: Round, key: str, location: str, pinned: int) -> LanceDataset:
                 raise StartOver(f"{key} was published meanwhile")
             head = _latest(head)
             continue
-        _log.warning("%s: version %d was never published; restoring %d", key, head.version, pinned)
+        own = owner_of(head) == round_.publish_id
+        _log.log(
+            logging.INFO if own else logging.WARNING,
+            "%s: version %d was never published; restoring %d",
+            key,
+            head.version,
+            pinned,
+        )
         faults.point("heal.before_restore")
         if _latest(head).version == watch.version and round_.fresh().version(key) == pinned:
             return restore(head, pinned, round_.publish_id)
