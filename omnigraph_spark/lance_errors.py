@@ -25,6 +25,8 @@ _CONFLICT = re.compile(
 )
 _NOT_FOUND = re.compile(r"was not found|not found:|does not exist|no such file", re.IGNORECASE)
 
+_UNKNOWN_COLUMN = re.compile(r"no field named|column \S+ does not exist", re.IGNORECASE)
+
 
 class Outcome(Enum):
     """What an exception of a commit says about the commit."""
@@ -56,11 +58,16 @@ def outcome_of(error: BaseException) -> Outcome:
     return Outcome.FAILED
 
 
+def is_unknown_column(error: BaseException) -> bool:
+    """Tell whether Lance refused a filter or projection for a column that the dataset hasn't."""
+    return bool(_UNKNOWN_COLUMN.search(str(error)))
+
+
 def typed(error: BaseException, what: str) -> OmnigraphError:
     """Return the typed error for an exception of Lance, pyarrow or the store."""
     if isinstance(error, OmnigraphError):
         return error
-    found = _first_sentence(str(error))
+    found = first_sentence(str(error))
     if outcome_of(error) is Outcome.NOT_FOUND:
         return DatasetNotFoundError(f"{what}: it isn't there", found=found)
     return StorageError(
@@ -92,7 +99,7 @@ def _presentable(error: BaseException) -> BaseException | None:
     return error if redact(str(error)) == str(error) else None
 
 
-def _first_sentence(text: str) -> str:
+def first_sentence(text: str) -> str:
     """Return Lance's text without its source positions, shortened and without secrets."""
     text = re.sub(r",?\s*/\S+/rust/\S+:\d+:\d+", "", text)
     text = " ".join(text.split())

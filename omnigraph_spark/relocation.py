@@ -1,14 +1,14 @@
 """Open a dataset for reading although its branch names its parent's files by an old path.
 
 A Lance branch keeps its parent's root in its manifest as the writer spelled it (FORMAT, "Tree";
-FACTS 26): after a move or a copy, or from another working directory, Lance opens other files than the
-graph's own, or none. The paths on record are never trusted: where a base isn't exactly the root that
-the graph has now, the same fragments are put into an in-memory dataset whose bases are right. No file
-is written or changed.
+FACTS 26): after a move or a copy, or from another working directory, Lance opens other files than
+the graph's own, or none. The paths on record are never trusted: where a base isn't exactly the root
+that the graph has now, the same fragments are put into an in-memory dataset whose bases are right.
+No file is written or changed.
 
 Rows, deletions, row ids and the version columns are those of the branch. What differs on such a
-handle: its version number and URI are its own, it has no indices (a scan finds the same rows without
-them), no history, and nothing may be committed to it.
+handle: its version number and URI are its own, it has no indices (a scan finds the same rows
+without them), no history, and nothing may be committed to it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def open_for_reading(
 
     Raises:
         DatasetNotFoundError: no such dataset, branch or version is there.
-        CorruptManifestError: a base is neither the dataset's root nor a parent branch's, or a branch
-            names itself among its parents.
+        CorruptManifestError: a base is neither the dataset's root nor a parent branch's, or a
+            branch names itself among its parents.
         StorageError: the store failed.
     """
     dataset = storage.dataset(location, table_branch, version)
@@ -157,10 +157,10 @@ def _rebased(
         for key, root in (*bases.items(), (own_id, own_root))
     ]
     raw = [fragment.metadata.to_json() for fragment in dataset.get_fragments()]
-    # Only an Overwrite registers bases, but it numbers fragments from 0, takes none with deletions and
-    # starts row versions anew; a Merge takes fragments as they are, if their ids are there. Ids must
-    # stay, since a deletion file's name begins with its fragment's: fillers keep the places of gone
-    # fragments until a Delete removes them.
+    # Only an Overwrite registers bases, but it numbers fragments from 0, takes none with deletions
+    # and starts row versions anew; a Merge takes fragments as they are, if their ids are there. Ids
+    # must stay, since a deletion file's name begins with its fragment's: fillers keep the places of
+    # gone fragments until a Delete removes them.
     numbered, fillers = _numbered(raw, own_id)
     schema = dataset.lance_schema
     steps: list[Any] = [lance.LanceOperation.Delete([], fillers, "true")] if fillers else []
@@ -185,7 +185,7 @@ def _rebased(
 def _numbered(
     fragments: list[dict[str, Any]], own_id: int
 ) -> tuple[list[FragmentMetadata], list[int]]:
-    """Return fragments without deletions, each at the place of its id, and the ids of the fillers."""
+    """Return fragments without deletions at the places of their ids, and the fillers' ids."""
     by_id = {int(fragment["id"]): fragment for fragment in fragments}
     filler = {"id": 0, "files": [], "physical_rows": 0, "deletion_file": None, "row_id_meta": None}
     places = range(max(by_id, default=-1) + 1)

@@ -1,0 +1,1 @@
+"""Branches and other refs of a graph."""

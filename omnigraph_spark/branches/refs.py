@@ -44,7 +44,7 @@ class Resolved(NamedTuple):
 
 @dataclass(frozen=True)
 class Branch:
-    """A graph branch: its parent and the parent's version that it was forked at (None for `main`)."""
+    """A graph branch, its parent, and the parent's version it was forked at (`main`: None)."""
 
     name: str
     parent: str | None
@@ -114,7 +114,8 @@ def resolve(
     Args:
         storage: The graph.
         branch: The option `branch`.
-        branch_given: Whether the user gave it: a commit id or a tag of another branch is then refused.
+        branch_given: Whether the user gave it: a commit id or tag of another branch is then
+            refused.
         version_as_of: A graph version, a commit id (26-character ULID) or a tag.
         timestamp_as_of: ISO 8601 or epoch milliseconds.
         session_zone: Spark's session time zone, for a time without a zone.

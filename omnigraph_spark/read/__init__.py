@@ -1,0 +1,1 @@
+"""Reading: planning on the driver, scanning on executors."""

@@ -1,8 +1,9 @@
-"""From a snapshot to the pieces of work of a read: plain data, made on the driver, run on executors.
+"""From a snapshot to the pieces of work of a read: plain data, made on the driver.
 
-A `Scan` names a dataset version and some of its fragments, or a range of rows of one large fragment.
-A partition is a tuple of scans: small fragments, and small tables of a whole-graph read, go together
-until `maxPartitionBytes` is reached. Planning looks at metadata only and is linear in the fragments.
+A `Scan` names a dataset version and some of its fragments, or a range of rows of one large
+fragment. A partition is a tuple of scans: small fragments, and small tables of a whole-graph read,
+go together until `maxPartitionBytes` is reached. Planning looks at metadata only and is linear in
+the fragments.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Scan:
     """Some fragments of a dataset version, or a range of physical rows of one fragment.
 
     `token` tells this dataset from another one that took its place under the same name and version
-    (workers keep datasets open). `expected_rows` is how many rows a scan without a filter gives, None
-    where metadata alone doesn't say.
+    (workers keep datasets open). `expected_rows` is how many rows a scan without a filter gives,
+    None where metadata alone doesn't say.
     """
 
     table_key: str
