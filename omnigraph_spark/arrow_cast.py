@@ -1,9 +1,9 @@
 """Exact conversion of Arrow arrays between types; no Spark, no Lance, no pandas.
 
-`convert` walks lists, structs, maps, dictionaries and extensions; what happens to plain values is a
-*leaf* function: `exact_leaf` here for writing (nothing is lost, or `pa.ArrowInvalid`), and the one of
-`arrow_read` for reading. Everything runs on executors, once per column and batch, without a Python
-loop over rows. pyarrow's own errors stay inside this package: callers turn them into typed ones.
+`convert` walks lists, structs, maps, dictionaries and extensions; what happens to plain values is
+up to a *leaf* function: `exact_leaf` here for writing (nothing is lost, or `pa.ArrowInvalid`), and
+the one of `arrow_read` for reading. All runs on executors, once per column and batch, without a
+Python loop over rows. pyarrow's errors stay inside this package: callers make typed ones of them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from omnigraph_spark.engine_types import BLOB_EXTENSION
 Leaf = Callable[[pa.Array, pa.DataType], pa.Array]
 
 
-class NullFoundError(pa.ArrowInvalid):
-    """A null stands where the target type allows none; only `convert` raises it, never a user sees it."""
+class NullFoundError(pa.ArrowInvalid):  # type: ignore[misc]
+    """A null where the target type allows none; raised by `convert`, never seen by users."""
 
 
 def is_list_like(arrow: pa.DataType) -> bool:
@@ -35,7 +35,7 @@ def is_list_like(arrow: pa.DataType) -> bool:
 
 
 def convert(array: pa.Array, target: pa.DataType, leaf: Leaf) -> pa.Array:
-    """Return `array` as exactly `target`, children matched by position in lists, by name in structs.
+    """Return `array` as exactly `target`; the fields of structs are matched by name.
 
     Raises:
         pa.ArrowInvalid: a value doesn't fit (what counts as fitting is up to `leaf`).
@@ -86,7 +86,7 @@ def _to_list(array: pa.Array, target: pa.DataType, leaf: Leaf) -> pa.Array:
         return _to_vector(array, target, leaf)
     if pt.is_list_view(target) or pt.is_large_list_view(target):
         return _to_list(array, pa.large_list(target.value_field), leaf).cast(target)
-    # Built from lengths: that is right for every kind of list, sliced or with values under null slots.
+    # Built from lengths: right for every kind of list, also sliced or with values under nulls.
     values = convert(array.flatten(), target.value_type, leaf)
     _check_nulls(values, target.value_field)
     offset_type = pa.int64() if pt.is_large_list(target) else pa.int32()
@@ -114,7 +114,7 @@ def _to_vector(array: pa.Array, target: pa.DataType, leaf: Leaf) -> pa.Array:
     if not array.null_count:
         return pa.FixedSizeListArray.from_arrays(values, type=target)
     dense = pa.FixedSizeListArray.from_arrays(values, type=target)
-    # Which dense row each row takes; null rows take none, which leaves null slots of the full width.
+    # Which dense row each row takes; a null row takes none, and that leaves its slots there.
     valid = array.is_valid()
     ranks = pc.subtract(pc.cumulative_sum(valid.cast(pa.int64())), 1)
     return dense.take(pc.if_else(valid, ranks, pa.scalar(None, pa.int64())))
@@ -139,7 +139,7 @@ def _to_struct(array: pa.Array, target: pa.DataType, leaf: Leaf) -> pa.Array:
 
 
 def _to_map(array: pa.Array, target: pa.DataType, leaf: Leaf) -> pa.Array:
-    # `keys` and `items` of a sliced map array are those of the whole one, `offsets` are the slice's.
+    # `keys` and `items` of a sliced map are those of the whole array, `offsets` are the slice's.
     start, stop = array.offsets[0].as_py(), array.offsets[-1].as_py()
     keys = convert(array.keys.slice(start, stop - start), target.key_type, leaf)
     items = convert(array.items.slice(start, stop - start), target.item_type, leaf)
@@ -161,7 +161,7 @@ def _check_nulls(values: pa.Array, field: pa.Field, valid: pa.Array | None = Non
 
 
 def can_cast(source: pa.DataType, target: pa.DataType) -> bool:
-    """Tell whether values of `source` may be written into a column of `target` where they fit exactly.
+    """Tell whether values of `source` may go into a column of `target` where they fit exactly.
 
     The answer is about the types alone: a long may go into an int column, and a value that is too
     large is then refused by `exact_leaf`.
@@ -268,6 +268,6 @@ def has_decimal(arrow: pa.DataType) -> bool:
 def fresh(array: pa.Array) -> pa.Array:
     """Return `array` in newly allocated buffers where Lance needs that.
 
-    Spark's buffers are aligned to 8 bytes and Rust's decimals want 16; Lance panics on them (FACTS 16).
+    Spark's buffers are aligned to 8 bytes, Rust's decimals want 16: Lance panics (FACTS 16).
     """
     return pa.concat_arrays([array, array.slice(0, 0)]) if has_decimal(array.type) else array

@@ -1,8 +1,8 @@
 """From stored Arrow columns to the batches that Spark takes (DESIGN 2, Types); no Spark needed.
 
-`read_type` says which Arrow type Spark declares for a stored column: exactly what pyspark derives from
-the column's Spark type, since 4.3 compares them for the first batch of a task and checks no later one
-(FACTS 6). So `to_spark_batch` casts every batch.
+`read_type` says which Arrow type Spark declares for a stored column: exactly what pyspark derives
+from the column's Spark type, since 4.3 compares the two for the first batch of a task and checks no
+later one (FACTS 6). So `to_spark_batch` casts every batch.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def read_field(field: pa.Field, nullable: bool | None = None) -> pa.Field:
 def scan_options(schema: pa.Schema) -> dict[str, Any]:
     """Return the arguments that a Lance scan of these stored columns needs.
 
-    Blob columns come as descriptions unless asked for as bytes; with `all_binary` their values arrive
-    on the right rows, also with a filter, a limit or row ids (contract test).
+    Blob columns come as descriptions unless asked for as bytes; with `all_binary` their values
+    arrive on the right rows, also with a filter, a limit or row ids (contract test).
     """
     return {"blob_handling": "all_binary"} if any(is_blob(field) for field in schema) else {}
 
@@ -137,7 +137,7 @@ def to_spark_batch(
         SchemaMismatchError: a column is missing or of another type than declared; it is named.
         CorruptManifestError: a null in a column that is declared not null.
     """
-    blobs = _nullable_blobs(stored)
+    blobs = nullable_blobs(stored)
     arrays = []
     for field in schema:
         index = batch.schema.get_field_index(field.name)
@@ -146,7 +146,8 @@ def to_spark_batch(
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _nullable_blobs(stored: pa.Schema | None) -> frozenset[str]:
+def nullable_blobs(stored: pa.Schema | None) -> frozenset[str]:
+    """Return the stored columns whose empty values mean NULL (DESIGN 2, Types)."""
     return frozenset(f.name for f in stored or () if f.nullable and is_blob(f))
 
 

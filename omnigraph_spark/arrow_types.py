@@ -1,9 +1,9 @@
-"""Spark types for stored Arrow columns, and stored columns for new Spark columns (DESIGN 2, Types).
+"""Spark types for stored columns, and stored columns for new Spark columns (DESIGN 2, Types).
 
-Runs on the driver (and in Spark's planning processes); executors use `arrow_read` and `arrow_write`,
+Runs on the driver, and in Spark's planning processes; executors use `arrow_read` and `arrow_write`,
 whose functions are exported here too. `arrow_schema` is our own derivation of the Arrow schema that
-pyspark expects of a reader: pyspark's is private and differs between versions (FACTS 13); a contract
-test holds the two together.
+pyspark expects of a reader: pyspark's is private and differs between versions (FACTS 13); a
+contract test holds the two together.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def arrow_type(spark: DataType, column: str) -> pa.DataType:
 
 
 def same_type(one: DataType, other: DataType) -> bool:
-    """Tell whether two Spark types are equal but for what may be null inside, and CHAR or VARCHAR."""
+    """Tell whether two Spark types differ at most in inner nullability and CHAR or VARCHAR."""
     return one == other or relaxed(one) == relaxed(other)
 
 
@@ -214,7 +214,7 @@ def check_frame(
 
 @dataclass(frozen=True)
 class NewColumn:
-    """A column that a table doesn't have yet: its stored field, and what the schema files say of it.
+    """A column that a table doesn't have yet: its stored field, and what the schema files say.
 
     `engine` is None where the engine can't type or name it: it is kept, nullable, and the engine
     never sees it. `key` is True where the column was some table's key when it was read.
@@ -233,8 +233,8 @@ def new_column(field: StructField, engine_type_text: str | None = None) -> pa.Fi
 def new_property(field: StructField, engine_type_text: str | None = None) -> NewColumn:
     """Return how a column that the table doesn't have yet is stored (DESIGN 2, Types).
 
-    `engine_type_text` is what option `types` says of it, such as `Vector(4)`; else the type that the
-    column carries counts, if it still fits; else the one of DESIGN's table.
+    `engine_type_text` is what option `types` says of it, such as `Vector(4)`; else the type that
+    the column carries counts, if it still fits; else the one of DESIGN's table.
 
     Raises:
         SchemaMismatchError: void or another type that can't be stored, or one that doesn't go with
@@ -288,7 +288,7 @@ def _asked(field: StructField, source: pa.DataType, text: str) -> EngineType:
             hint="Cast the column with Spark, or correct the option",
             column=field.name,
         )
-    # In an option people write Vector(4) without a thought of nulls: the frame says whether there are.
+    # In an option people write Vector(4) with no thought of nulls: the frame says if it has any.
     return EngineType(
         engine.scalar, engine.list, engine.nullable or field.nullable, engine.enum_values
     )
@@ -307,7 +307,7 @@ def _typed(field: StructField, engine: EngineType, key: bool) -> NewColumn:
 
 
 def _default_type(spark: DataType, inside: bool = False) -> pa.DataType:
-    """Return the Arrow type of DESIGN's column "new column written as"; `inside` a list or struct."""
+    """Return what DESIGN's table has under "new column written as"; `inside` a list or struct."""
     if isinstance(spark, BinaryType):
         return pa.binary() if inside else engine_types.blob_type()
     if type(spark) in _NOTES:

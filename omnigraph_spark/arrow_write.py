@@ -1,7 +1,7 @@
-"""From a frame's Arrow batches to batches that fit a table's stored schema exactly; no Spark needed.
+"""From a frame's batches to batches that fit a table's stored schema exactly; no Spark needed.
 
-`check_columns` runs on the driver before anything is written, `to_table_batch` on executors once per
-batch. Columns are matched by name, values are cast only when nothing is lost (DESIGN 2, Types).
+`check_columns` runs on the driver before anything is written, `to_table_batch` on executors once
+per batch. Columns are matched by name, values are cast only when nothing is lost (DESIGN 2, Types).
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def check_new_names(names: Iterable[str], table_key: str, existing: Collection[s
     """Refuse names that no new column may have; runs on the driver before anything is written.
 
     Raises:
-        SchemaMismatchError: a dot, a backtick, an empty name, a name of Lance's own such as `_rowid`,
-            or two names that differ only in case; the message has the name or both.
+        SchemaMismatchError: a dot, a backtick, an empty name, a name of Lance's own such as
+            `_rowid`, or two names that differ only in case; the message has the name or both.
     """
     taken = {name.lower(): name for name in existing}
     for name in names:
@@ -139,7 +139,7 @@ def check_new_names(names: Iterable[str], table_key: str, existing: Collection[s
         other = taken.setdefault(name.lower(), name)
         if other != name:
             raise SchemaMismatchError(
-                f"Columns {_shown_name(other)} and {_shown_name(name)} of {table_key} differ only in case",
+                f"Columns {_shown_name(other)} and {_shown_name(name)} differ only in case",
                 expected="names that differ in more than case",
                 hint="Rename one of them",
                 table_key=table_key,
@@ -177,16 +177,16 @@ def _has_struct(arrow: pa.DataType) -> bool:
 
 
 def to_table_batch(batch: pa.RecordBatch, schema: pa.Schema, table_key: str) -> pa.RecordBatch:
-    """Return `batch` as exactly `schema`: by name, cast without loss, missing nullable columns null.
+    """Return `batch` as exactly `schema`: by name, without loss, missing nullable columns null.
 
-    Runs on executors, once per batch, after ids were filled in. Decimals are copied into fresh buffers
-    (FACTS 16); fixed-size lists keep the slots of null rows. Nothing is written.
+    Runs on executors, once per batch, after ids were filled in. Decimals are copied into fresh
+    buffers (FACTS 16); fixed-size lists keep the slots of null rows. Nothing is written.
 
     Raises:
-        IntegrityError: a null, or no column at all, where the table allows none; `table_key`, `rule`,
-            `samples` (ids) say where.
-        SchemaMismatchError: a column that the table doesn't have, or a value that doesn't fit; names
-            the column, both types and a sample value.
+        IntegrityError: a null, or no column at all, where the table allows none; `table_key`,
+            `rule`, `samples` (ids) say where.
+        SchemaMismatchError: a column that the table doesn't have, or a value that doesn't fit;
+            names the column, both types and a sample value.
     """
     names = batch.schema.names
     _check_doubles(names, table_key)
@@ -207,7 +207,7 @@ def _typed(schema: pa.Schema) -> pa.Schema:
 
 
 def _target_type(field: pa.Field) -> pa.DataType:
-    """Return a stored column's type; a blob's that was read before Lance was imported is repaired."""
+    """Return a stored column's type; a blob's that was read without Lance is made whole."""
     if not is_blob(field) or isinstance(field.type, pa.BaseExtensionType):
         return field.type
     return blob_type(field.type) if pt.is_struct(field.type) else field.type
@@ -229,7 +229,7 @@ def _table_column(batch: pa.RecordBatch, field: pa.Field, table_key: str) -> pa.
             f"A value doesn't fit column {field.name} of {table_key} exactly",
             expected=shown(field),
             found=f"{column.type}, for example {sample} ({_short(error)})",
-            hint="Values are cast only when nothing is lost. Cast the column with Spark before writing",
+            hint="Cast the column with Spark: a write casts only when nothing is lost",
             table_key=table_key,
             column=field.name,
         ) from error
@@ -281,7 +281,7 @@ def _sample(column: pa.Array, row: int) -> str:
 
 
 def shown(field: pa.Field) -> str:
-    """Return a stored column's type for a message: the engine's word, where it has one, and Arrow's."""
+    """Return a stored column's type for a message: the engine's word for it and Arrow's."""
     engine = of_field(field)
     arrow = str(field.type)
     return arrow if engine is None else f"{engine.text()} ({arrow})"

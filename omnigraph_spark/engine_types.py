@@ -1,8 +1,8 @@
 """The engine's property types, as text and as Arrow types (FORMAT, "Tables").
 
-One vocabulary for `_schema.pg`, the `types` option and the types that ride in field metadata: `String`,
-`I32?`, `[String]`, `Vector(4)`, `enum(draft, active)`. Pure functions without Spark; Lance is imported
-only where a blob column is built.
+One vocabulary for `_schema.pg`, the `types` option and the types that ride in field metadata:
+`String`, `I32?`, `[String]`, `Vector(4)`, `enum(draft, active)`. Pure functions without Spark;
+Lance is imported only where a blob column is built.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 @dataclass(frozen=True)
 class EngineType:
-    """A property's type: `scalar` is `String`, …, `Blob` or `Vector(n)`; an enum is a String with values.
+    """A property's type: `scalar` is `String`, …, `Vector(n)`; an enum is a String with values.
 
     `nullable` is the property's; elements of a list may always be null in Arrow.
     """
@@ -107,7 +107,7 @@ def _scalar(body: str, text: str) -> tuple[str, tuple[str, ...] | None]:
         return body, None
     raise OptionError(
         f"{text!r} is no property type",
-        expected=f"{', '.join(_PLAIN)}, Blob, Vector(n), enum(a, b) or [T], with ? where it may be null",
+        expected=f"{', '.join(_PLAIN)}, Blob, Vector(n), enum(a, b) or [T]; then ? for nullable",
     )
 
 

@@ -1,17 +1,17 @@
 """What rides on the fields of Spark schemas, as JSON texts in their metadata.
 
 `omnigraph.type`: the stored type and the engine's rules of a column (DESIGN 2, Types).
-`omnigraph.read`: which version a frame was read from (FACTS 39). `omnigraph.table`: the binding of a
-catalog table (FACTS 1). `omnigraph.pack`, on `_table`: the tables of a whole-graph frame. Everything
-here runs on the driver. None of it may hold a secret: Spark stores and shows field metadata.
+`omnigraph.read`: which version a frame was read from (FACTS 39). `omnigraph.table`: the binding of
+a catalog table (FACTS 1). `omnigraph.pack`, on `_table`: the tables of a whole-graph frame. All is
+used on the driver. None of it may hold a secret: Spark stores and shows field metadata.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
@@ -28,13 +28,14 @@ PACK = "omnigraph.pack"
 VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 _MARK_FLOOR = 1 << 30
 _MARK_RANGE = 1 << 29
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class CarriedType:
     """The stored type of a column: Arrow's text for people, the engine's type and key for writing.
 
-    `width` is that of a fixed-size list which isn't a Vector; `engine` is None where it has no type.
+    `width` is that of a fixed-size list which isn't a Vector; `engine` is None where it has none.
     """
 
     arrow: str
@@ -67,11 +68,11 @@ def carried(field: pa.Field, engine: EngineType | None = None, key: bool = False
 
 
 def carried_type(field: StructField) -> CarriedType | None:
-    """Return the stored type that a frame's column carries, None where it lost it or it is unreadable.
+    """Return the stored type that a frame's column carries, None where that is lost or unreadable.
 
     The column may have been cast or changed since: whoever uses it checks that it still fits.
     """
-    plain = _loads(field.metadata.get(TYPE))
+    plain = _loads(field.metadata.get(TYPE), dict)
     if plain is None:
         return None
     nullable = bool(plain.get("nullable", True))
@@ -101,23 +102,20 @@ class ReadMark:
     table_key: str | None = None
     table_version: int = 0
 
-    def to_text(self) -> str:
-        """Return the JSON that goes under `omnigraph.read`."""
-        return json.dumps(
-            {
-                "graph": self.graph,
-                "branch": self.branch,
-                "version": self.version,
-                "table_key": self.table_key,
-                "table_version": self.table_version,
-            },
-            ensure_ascii=False,
-        )
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for a JSON text."""
+        return asdict(self)
+
+
+def marks_text(marks: Sequence[ReadMark]) -> str:
+    """Return the JSON that goes under `omnigraph.read`: one mark, or the list that `pack` makes."""
+    plain = [mark.to_json() for mark in marks]
+    return json.dumps(plain[0] if len(plain) == 1 else plain, ensure_ascii=False)
 
 
 def with_read(schema: StructType, mark: ReadMark) -> StructType:
     """Return `schema` with the read version on every field."""
-    text = mark.to_text()
+    text = marks_text([mark])
     return StructType([_with(field, {READ: text}) for field in schema.fields])
 
 
@@ -125,17 +123,27 @@ def read_marks(schema: StructType) -> list[ReadMark]:
     """Return the different read versions that a frame's fields name, in field order."""
     marks: dict[ReadMark, None] = {}
     for field in schema.fields:
-        plain = _loads(field.metadata.get(READ))
-        if plain is not None and isinstance(plain.get("version"), int):
-            mark = ReadMark(
-                str(plain.get("graph")),
-                str(plain.get("branch")),
-                plain["version"],
-                plain.get("table_key"),
-                int(plain.get("table_version") or 0),
-            )
-            marks[mark] = None
+        text = field.metadata.get(READ)
+        listed = _loads(text, list)
+        for plain in [_loads(text, dict)] if listed is None else listed:
+            mark = _mark(plain)
+            if mark is not None:
+                marks[mark] = None
     return list(marks)
+
+
+def _mark(plain: object) -> ReadMark | None:
+    """Return a mark, None for what some other writer put there."""
+    if not isinstance(plain, dict) or not isinstance(plain.get("version"), int):
+        return None
+    key = plain.get("table_key")
+    return ReadMark(
+        str(plain.get("graph")),
+        str(plain.get("branch")),
+        plain["version"],
+        key if isinstance(key, str) else None,
+        table_version if isinstance(table_version := plain.get("table_version"), int) else 0,
+    )
 
 
 def bind(schema: StructType, options: Mapping[str, str]) -> StructType:
@@ -163,7 +171,7 @@ def bound_options(schema: StructType) -> dict[str, str] | None:
     For `reader()` alone: a reader may take any field's binding, a writer may not.
     """
     for field in schema.fields:
-        plain = _loads(field.metadata.get(TABLE))
+        plain = _loads(field.metadata.get(TABLE), dict)
         if plain is not None:
             return _options(plain)
     return None
@@ -176,10 +184,10 @@ def bound_options_for_write(schema: StructType) -> dict[str, str] | None:
     frame that was derived from a bound table and is written elsewhere carries pieces of it.
 
     Raises:
-        UnsupportedError: the VARCHAR mark is still there: CREATE TABLE AS SELECT, `saveAsTable`, or an
-            INSERT of the table into itself, which Spark doesn't let us tell apart.
+        UnsupportedError: the VARCHAR mark is still there: CREATE TABLE AS SELECT, `saveAsTable`, or
+            an INSERT of the table into itself, which Spark doesn't let us tell apart.
     """
-    places = [_loads(field.metadata.get(TABLE)) for field in schema.fields]
+    places = [_loads(field.metadata.get(TABLE), dict) for field in schema.fields]
     if any(_is_marked(field) for field in schema.fields):
         raise UnsupportedError(
             "This write would take its target from the table that it reads",
@@ -213,12 +221,12 @@ def _with(field: StructField, extra: Mapping[str, str]) -> StructField:
     return StructField(field.name, field.dataType, field.nullable, {**field.metadata, **extra})
 
 
-def _loads(text: object) -> dict[str, Any] | None:
-    """Return the JSON object in a metadata text, None for anything else (users can set metadata too)."""
+def _loads(text: object, kind: type[_T]) -> _T | None:
+    """Return the JSON of that kind in a metadata text, None for anything else: users set it too."""
     if not isinstance(text, str):
         return None
     try:
         plain = json.loads(text)
     except ValueError:
         return None
-    return plain if isinstance(plain, dict) else None
+    return plain if isinstance(plain, kind) else None
