@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
-from omnigraph_spark import arrow_types, engine_schema, field_metadata, layout
+from omnigraph_spark import arrow_types, engine_schema, field_metadata, frames, layout
 from omnigraph_spark.engine_schema import EngineSchema
 from omnigraph_spark.errors import OmnigraphError, OptionError, SchemaMismatchError, StorageError
 from omnigraph_spark.manifest.snapshot import Snapshot
@@ -22,7 +22,6 @@ from omnigraph_spark.options import ReadOptions
 from omnigraph_spark.read import plan
 from omnigraph_spark.storage import Storage
 
-TABLE_COLUMN = "_table"
 METADATA_COLUMNS = ("_rowid", "_row_created_at_version", "_row_last_updated_at_version")
 _SHOWN = 60
 
@@ -91,9 +90,9 @@ class FrameColumns:
         """Return the keys of the tables that the frame reads, in order."""
         return list(self.fields)
 
-    def stored_names(self, key: str) -> dict[str, str]:
-        """Return {stored column: frame column} of what is scanned from a table."""
-        names = {field.name: title for title, field in self.fields[key].items()}
+    def owned(self, key: str) -> dict[str, str]:
+        """Return {frame column: stored column} of what is scanned from a table."""
+        names = {title: field.name for title, field in self.fields[key].items()}
         return names | {name: name for name in self.metadata}
 
     @classmethod
@@ -139,20 +138,18 @@ class _Frame:
         engine: EngineSchema | None,
     ) -> None:
         self.whole_graph = whole_graph
-        self.all_names = list(dict.fromkeys(name for s in schemas.values() for name in s.names))
         tables = {
             key: _table_struct(key, _chosen(schema, whole_graph, wanted), engine)
             for key, schema in schemas.items()
         }
         if whole_graph:
-            from omnigraph_spark import frames
-
-            self.schema = frames.whole_graph_schema(tables)
+            self.schema = frames.whole_graph_schema(tables, *_ends_and_keys(engine))
             owners = frames.ownership(self.schema, tables)
-            self.all_names.insert(0, TABLE_COLUMN)
         else:
             self.schema = next(iter(tables.values()))
             owners = {key: {name: name for name in struct.names} for key, struct in tables.items()}
+        names = dict.fromkeys(name for stored in schemas.values() for name in stored.names)
+        self.all_names = [*self.schema.names, *(n for n in names if n not in self.schema.names)]
         self.columns = {
             key: {title: schemas[key].field(name) for title, name in owned.items()}
             for key, owned in owners.items()
@@ -223,6 +220,16 @@ def _table_struct(key: str, fields: list[pa.Field], engine: EngineSchema | None)
             for field in fields
         ]
     )
+
+
+def _ends_and_keys(
+    engine: EngineSchema | None,
+) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
+    """Return the ends of the edge types and the keys of the node types, for `whole_graph_schema`."""
+    if engine is None:
+        return {}, {}
+    ends = {edge.name: (edge.source, edge.target) for edge in engine.edges.values()}
+    return ends, {node.name: node.key for node in engine.nodes.values() if node.key is not None}
 
 
 def _engine_schema(storage: Storage) -> EngineSchema | None:
