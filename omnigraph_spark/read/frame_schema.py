@@ -225,7 +225,7 @@ def _table_struct(key: str, fields: list[pa.Field], engine: EngineSchema | None)
 def _ends_and_keys(
     engine: EngineSchema | None,
 ) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
-    """Return the ends of the edge types and the keys of the node types, for `whole_graph_schema`."""
+    """Return the ends of the edge types and the keys of the node types."""
     if engine is None:
         return {}, {}
     ends = {edge.name: (edge.source, edge.target) for edge in engine.edges.values()}

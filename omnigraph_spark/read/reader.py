@@ -16,11 +16,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from omnigraph_spark import arrow_types
 from omnigraph_spark.arrow_read import scan_options, to_spark_batch
 from omnigraph_spark.errors import StorageError
+from omnigraph_spark.frame_batches import TABLE, assemble
 from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.options import ReadOptions
 from omnigraph_spark.read import filters, plan, user_filter
-from omnigraph_spark.read.frame_schema import METADATA_COLUMNS, TABLE_COLUMN, FrameColumns
+from omnigraph_spark.read.frame_schema import FrameColumns
 from omnigraph_spark.read.open_datasets import opened
 from omnigraph_spark.storage import Storage
 
@@ -84,7 +85,7 @@ class OmnigraphReader(DataSourceReader):
     def push(self, spark_filters: Sequence[Any]) -> Iterable[Any]:
         """Take over the filters that Lance answers exactly; return those left to Spark."""
         pushed = filters.push(
-            spark_filters, self._columns.fields, TABLE_COLUMN if self._columns.whole_graph else None
+            spark_filters, self._columns.fields, TABLE if self._columns.whole_graph else None
         )
         self._predicates = dict(pushed.predicates)
         return [
@@ -127,17 +128,16 @@ class OmnigraphReader(DataSourceReader):
 
     def _scan(self, scan: plan.Scan) -> Iterator[pa.RecordBatch]:
         target = arrow_types.arrow_schema(self._schema)
-        names = self._columns.stored_names(scan.table_key)
+        names = [*self._columns.owned(scan.table_key).values()]
         where = self._filter(scan.table_key)
         count = 0
         with translated(f"Reading {scan.table_key} of {self._storage.root}"):
             dataset = opened(self._storage, scan)
-            stored = _renamed(dataset.schema, names)
-            for batch in self._scanner(dataset, scan, list(names), where).to_batches():
+            stored = dataset.schema
+            for batch in self._scanner(dataset, scan, names, where).to_batches():
                 count += batch.num_rows
                 if batch.num_rows:
-                    framed = self._framed(batch, names, scan.table_key)
-                    yield to_spark_batch(framed, target, stored)
+                    yield self._framed(batch, target, scan.table_key, stored)
         if where is None and scan.expected_rows is not None and count != scan.expected_rows:
             raise StorageError(
                 f"Reading {scan.table_key} of {self._storage.root} gave another number of rows",
@@ -178,23 +178,16 @@ class OmnigraphReader(DataSourceReader):
             user_filter.enclosed(self._options.filter), predicate if predicate is not True else None
         )
 
-    def _framed(self, batch: pa.RecordBatch, names: Mapping[str, str], key: str) -> pa.RecordBatch:
-        """Return a scanned batch under the frame's names, with `_table` where the frame has it."""
-        framed = batch.select(list(names)).rename_columns(list(names.values())) if names else None
-        arrays = list(framed.columns) if framed is not None else []
-        titles = list(framed.schema.names) if framed is not None else []
-        for title in METADATA_COLUMNS:
-            if title in titles:
-                place = titles.index(title)
-                arrays[place] = arrays[place].cast(pa.int64())
+    def _framed(
+        self, batch: pa.RecordBatch, target: pa.Schema, key: str, stored: pa.Schema
+    ) -> pa.RecordBatch:
+        """Return a scanned batch as the frame has it."""
+        if not target.names:  # a batch of no columns made from arrays would have no rows
+            nothing = pa.StructArray.from_buffers(pa.struct([]), batch.num_rows, [None])
+            return pa.RecordBatch.from_struct_array(nothing)
         if self._columns.whole_graph:
-            arrays.append(pa.repeat(key, batch.num_rows))
-            titles.append(TABLE_COLUMN)
-        if not arrays:
-            return pa.RecordBatch.from_struct_array(
-                pa.StructArray.from_buffers(pa.struct([]), batch.num_rows, [None])
-            )
-        return pa.RecordBatch.from_arrays(arrays, names=titles)
+            return assemble(key, batch, target, self._columns.owned(key), stored)
+        return to_spark_batch(batch, target, stored)
 
 
 class _PushFilters:
@@ -232,14 +225,3 @@ def _both(left: str | None, right: str | None) -> str | None:
     if left is None or right is None:
         return left or right
     return f"({left}) AND ({right})"
-
-
-def _renamed(stored: pa.Schema, names: Mapping[str, str]) -> pa.Schema:
-    """Return the stored fields that are read, under the frame's names."""
-    return pa.schema(
-        [
-            stored.field(name).with_name(title)
-            for name, title in names.items()
-            if name in stored.names
-        ]
-    )

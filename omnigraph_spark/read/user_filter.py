@@ -12,6 +12,7 @@ from omnigraph_spark.errors import OptionError
 if TYPE_CHECKING:
     from lance import LanceDataset
 
+_SHOWN = 60
 # What brackets don't count in: text, names, comments. A quote inside is doubled.
 _OPAQUE = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|--[^\n]*|/\*.*?\*/", re.DOTALL)
 
@@ -30,7 +31,7 @@ def fitting_tables(text: str, datasets: Mapping[str, LanceDataset]) -> set[str]:
     """
     _check_brackets(text)
     fitting: set[str] = set()
-    missing: list[str] = []
+    missing = None
     for key, dataset in datasets.items():
         try:
             dataset.scanner(filter=enclosed(text), columns=["_rowid"]).explain_plan()
@@ -40,11 +41,17 @@ def fitting_tables(text: str, datasets: Mapping[str, LanceDataset]) -> set[str]:
             found = lance_errors.first_sentence(str(error))
             if not lance_errors.is_unknown_column(error):
                 raise _refused(f"Option filter doesn't work on {key}", found) from error
-            missing.append(found)
+            missing = found.partition(". Valid fields")[0]
         else:
             fitting.add(key)
-    if missing and not fitting:
-        raise _refused("Option filter names a column that isn't there", missing[0])
+    if missing is not None and not fitting:
+        names = dict.fromkeys(name for one in datasets.values() for name in one.schema.names)
+        raise OptionError(
+            "Option filter names a column that isn't there",
+            expected=f"stored columns: {', '.join([*names][:_SHOWN])}",
+            found=missing,
+            hint="_table, and columns that Spark computes, can be filtered with Spark",
+        )
     return fitting
 
 
