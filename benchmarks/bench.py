@@ -226,6 +226,7 @@ def start_spark(folder: Path) -> SparkSession:
             builder = builder.config(key, value)
     spark = (
         builder.config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.memory", "4g")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.local.dir", str(folder / "scratch"))

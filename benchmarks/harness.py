@@ -66,8 +66,12 @@ def measure(case: Case, rounds: int) -> Result:
 
 @contextmanager
 def largest_worker(interval: float = 0.05) -> Iterator[list[int]]:
-    """Watch Spark's Python workers; the list's element is the largest resident size, in bytes."""
+    """Watch Spark's Python workers; the list's element is the largest resident size, in bytes.
+
+    Only workers that use the processor meanwhile count: idle ones of earlier runs live on.
+    """
     seen = [0]
+    first_cpu: dict[int, float] = {}
     stop = threading.Event()
 
     def watch() -> None:
@@ -75,7 +79,10 @@ def largest_worker(interval: float = 0.05) -> Iterator[list[int]]:
         while not stop.wait(interval):
             for child in me.children(recursive=True):
                 try:
-                    if "pyspark" in " ".join(child.cmdline()) and "python" in child.name():
+                    if "python" not in child.name() or "pyspark" not in " ".join(child.cmdline()):
+                        continue
+                    cpu = sum(child.cpu_times()[:2])
+                    if cpu > first_cpu.setdefault(child.pid, cpu):
                         seen[0] = max(seen[0], child.memory_info().rss)
                 except psutil.Error:
                     continue

@@ -10,6 +10,7 @@ hundred cost beside the second hundred, and the bytes that each publish left on 
 from __future__ import annotations
 
 import argparse
+import itertools
 import shutil
 import statistics
 import sys
@@ -86,7 +87,7 @@ def write_once(storage: Storage, changes: list[ManifestRow], publish_id: str) ->
     ticks.append(time.perf_counter())
     runs.finish_run(storage, publish_id, runs.PUBLISHED, publish_id)
     ticks.append(time.perf_counter())
-    return [after - before for before, after in zip(ticks, ticks[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(ticks)]
 
 
 def sizes(root: Path) -> dict[str, int]:
@@ -151,7 +152,7 @@ def _print_times(times: list[list[float]]) -> None:
 
 
 def _print_sizes(bytes_at: list[dict[str, int]], step: int) -> None:
-    quarters = list(zip(bytes_at, bytes_at[1:], strict=False))
+    quarters = list(itertools.pairwise(bytes_at))
     print(f"\n{'KB per publish':<28}" + "".join(f"{f'quarter {i + 1}':>12}" for i in range(4)))
     for name in (*OWN, "all"):
         per = [

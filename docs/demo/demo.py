@@ -159,6 +159,7 @@ def start_spark(folder: str) -> SparkSession:
         SparkSession.builder.master("local[2]")
         .appName("omnigraph-demo")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", f"{folder}/warehouse")

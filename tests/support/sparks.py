@@ -46,6 +46,7 @@ def settings(master: str, folder: str | Path) -> dict[str, str]:
     """Return the Spark settings of a test session whose files all go below `folder`."""
     conf = {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "2g",
