@@ -1,9 +1,10 @@
 """Named points where a test can kill, fail or stall a process; no cost when off.
 
 Off unless the environment variable `OMNIGRAPH_SPARK_FAULTS` is set when the process starts:
-`point=action[,point=action…]` with action `kill` (SIGKILL to this process), `raise` (a StorageError),
-`stall:SECONDS`, or `run:module:function` (call a function, for a rival between two steps); `@N` after
-the action arms the N-th hit only. Each delivered fault is appended to the file that
+`point=action[,point=action…]` with action `kill` (SIGKILL to this process), `kill_after:SECONDS` (the
+same a little later, so in the middle of what comes next), `raise` (a StorageError), `unknown` (what
+Lance raises when the store never answered a commit), `stall:SECONDS`, or `run:module:function` (call a
+function, for a rival between two steps); `@N` after the action arms the N-th hit only. Each delivered fault is appended to the file that
 `OMNIGRAPH_SPARK_FAULTS_LOG` names, so that a test can count it.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -37,12 +39,16 @@ POINTS = frozenset(
         "commit.before_record_delete",
         "commit.done",
         "table.before_commit",
+        "table.sending",
+        "table.landed",
         "table.after_commit",
         "table.after_strip",
         "table.before_restore",
         "table.after_restore",
         "publish.opened",
         "publish.before_merge",
+        "publish.sending",
+        "publish.landed",
         "publish.after_merge",
         "lineage.before_row",
         "lineage.after_row",
@@ -52,6 +58,7 @@ POINTS = frozenset(
         "migrate.after_stamp",
         "heal.before_restore",
         "heal.before_publish",
+        "heal.after_publish",
         "heal.before_record_delete",
     }
 )
@@ -108,6 +115,10 @@ def _fire(name: str) -> None:
     kind, _, argument = action.partition(":")
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "kill_after":
+        threading.Timer(float(argument), os.kill, (os.getpid(), signal.SIGKILL)).start()
+    elif kind == "unknown":
+        raise OSError("Commit result for version 0 is unknown (injected)")
     elif kind == "raise":
         raise StorageError(f"Injected fault at {name}")
     elif kind == "stall":

@@ -217,6 +217,7 @@ def _strip(manifest: LanceDataset) -> None:
 
 def _merge(manifest: LanceDataset, rows: pa.Table) -> int:
     """Merge rows by `object_id` in one commit and return the version it made (FACTS 21)."""
+    faults.point("publish.sending")
     (
         manifest.merge_insert("object_id")
         .when_matched_update_all()
@@ -225,6 +226,7 @@ def _merge(manifest: LanceDataset, rows: pa.Table) -> int:
         .use_index(False)
         .execute(rows)
     )
+    faults.point("publish.landed")
     return int(manifest.version)
 
 
