@@ -83,6 +83,7 @@ def roll_back(round_: Round, snapshot: Snapshot, keys: tuple[str, ...]) -> None:
         published = publish(round_.storage, request)
     except (ExpectedVersionMismatch, RowLevelCasContention) as error:
         raise StartOver(f"a rival published while a dead write was rolled back: {error}") from error
+    faults.point("heal.after_publish")
     commits.record_publish(
         round_.storage, snapshot.branch, publish_id, published.graph_version, None
     )

@@ -80,7 +80,10 @@ def commit(
         read_version=read_version, operation=operation, transaction_properties=properties
     )
     try:
-        return lance.LanceDataset.commit(dataset, transaction, **options)
+        faults.point("table.sending")
+        made = lance.LanceDataset.commit(dataset, transaction, **options)
+        faults.point("table.landed")
+        return made
     except BaseException as error:  # a Rust panic is no Exception (FACTS 16)
         if not isinstance(error, (OSError, ValueError, RuntimeError)) and not is_panic(error):
             raise
