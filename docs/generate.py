@@ -5,6 +5,7 @@ A test fails when they differ, so nobody has to remember to run this.
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -14,17 +15,33 @@ from omnigraph_spark import errors, options
 
 PROJECT = Path(__file__).resolve().parents[1]
 
+# Where a docstring names the design document that a rule comes from.
+SOURCE = re.compile(r" \((?:DESIGN|FACTS|FORMAT|PROTOCOL|seed)[^)]*\)")
+
 
 def generated() -> dict[Path, str]:
-    """Return each file that has generated tables, with its text as it should be."""
+    """Return each file that has a generated table, with its text as it should be."""
     tables = {
         "README.md": ("options", options.markdown_table()),
         "docs/errors.md": ("errors", error_table()),
+        "docs/architecture.md": ("modules", module_table()),
     }
     return {
         PROJECT / name: replace_between((PROJECT / name).read_text(encoding="utf-8"), *table)
         for name, table in tables.items()
     }
+
+
+def module_table() -> str:
+    """Return one row per module of the package: its path and its docstring's first paragraph."""
+    rows = ["| module | what |", "|---|---|"]
+    package = PROJECT / "omnigraph_spark"
+    for path in sorted(package.rglob("*.py"), key=lambda path: (len(path.parts), path)):
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        summary = SOURCE.sub("", " ".join(docstring.split("\n\n")[0].split()))
+        if path.name != "__init__.py" and summary:
+            rows.append(f"| `{path.relative_to(package)}` | {summary} |")
+    return "\n".join(rows)
 
 
 def error_table() -> str:
