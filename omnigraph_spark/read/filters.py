@@ -28,6 +28,8 @@ import pyarrow as pa
 
 MAX_LITERALS = 20_000
 """Literals that are pushed at most, over all filters of a scan (CASES C24)."""
+MAX_FILTERS = 1_000
+"""Filters that are pushed at most; each costs every task of the scan some planning."""
 MAX_TEXT = 1 << 20
 """Characters of SQL that are pushed at most per table."""
 
@@ -75,11 +77,12 @@ def push(
         A predicate per table; a handled filter holds exactly for the rows that these keep.
     """
     predicates: dict[str, list[Predicate]] = {key: [] for key in tables}
-    handled = []
+    handled: list[bool] = []
     literals = 0
     for one in filters:
         literals += _count_literals(one)
-        translated = _translate_all(one, tables, table_column) if literals <= MAX_LITERALS else None
+        few = literals <= MAX_LITERALS and sum(handled) < MAX_FILTERS
+        translated = _translate_all(one, tables, table_column) if few else None
         text = sum(len(p) for p in (translated or {}).values() if isinstance(p, str))
         if translated is None or text > MAX_TEXT * max(1, len(tables)):
             handled.append(False)
