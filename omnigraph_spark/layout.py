@@ -21,6 +21,10 @@ SCHEMA_IR = "_schema.ir.json"
 SCHEMA_STATE = "__schema_state.json"
 MAIN = "main"
 
+# Properties of Lance transactions on tables: whose commit it is, and that it left nothing behind.
+PUBLISH_ID_PROPERTY = "omnigraph_spark.publish_id"
+UNDO_PROPERTY = "omnigraph_spark.undo"
+
 NODE = "node"
 EDGE = "edge"
 _FOLDER = {NODE: "nodes", EDGE: "edges"}

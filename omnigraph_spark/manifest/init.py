@@ -39,12 +39,15 @@ def init_graph(storage: Storage) -> None:
     elif not _is_new(manifest):
         return
     _set_config(manifest)
-    if not storage.has_dataset(layout.GRAPH_COMMITS) or not storage.has_dataset(
-        layout.GRAPH_COMMIT_ACTORS
-    ):
-        # Named by the version itself, so that two processes give the graph's first commit one id.
-        first = publishes_between(storage, layout.MAIN, 0, 2)[0]
-        commits.init_lineage(storage, first.publish_id, first.graph_version)
+    _make_lineage(storage)
+
+
+def _make_lineage(storage: Storage) -> None:
+    if all(storage.has_dataset(n) for n in (layout.GRAPH_COMMITS, layout.GRAPH_COMMIT_ACTORS)):
+        return
+    # Named by the version itself, so that two processes give the graph's first commit one id.
+    first = publishes_between(storage, layout.MAIN, 0, 2)[0]
+    commits.init_lineage(storage, first.publish_id, first.graph_version)
 
 
 def _open(storage: Storage) -> LanceDataset | None:
@@ -56,19 +59,9 @@ def _open(storage: Storage) -> LanceDataset | None:
 
 def _create(storage: Storage) -> None:
     """Create `__manifest` without stable row ids (FACTS 31); one of several succeeds."""
-    import lance
-
+    rows = new_manifest_schema().empty_table()
     try:
-        with translated(f"Creating {layout.MANIFEST} of {storage.root}"):
-            lance.write_dataset(
-                new_manifest_schema().empty_table(),
-                storage.dataset_uri(layout.MANIFEST),
-                mode="create",
-                storage_options=storage.lance_options(),
-                data_storage_version="2.2",
-                enable_stable_row_ids=False,
-                enable_v2_manifest_paths=True,
-            )
+        storage.create_dataset(layout.MANIFEST, rows, stable_row_ids=False)
     except StorageError as error:
         if outcome_of(error.__cause__ or error) is not Outcome.CONFLICT:
             raise

@@ -7,7 +7,6 @@ it depends on again, in the same merge (FACTS 22).
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import re
@@ -19,20 +18,17 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnigraph_spark import auto_cleanup, faults, layout
+from omnigraph_spark import faults
 from omnigraph_spark.errors import (
+    BranchNotFoundError,
     CorruptManifestError,
     ExpectedVersionMismatch,
     OmnigraphError,
-    OptionError,
     PublishOutcomeUnknown,
     RowLevelCasContention,
-    UnsupportedError,
 )
 from omnigraph_spark.lance_errors import Outcome, is_panic, outcome_of, typed
-from omnigraph_spark.manifest import migrations
 from omnigraph_spark.manifest.rows import (
-    OURS,
     VERSION,
     ManifestRow,
     TableRow,
@@ -40,6 +36,8 @@ from omnigraph_spark.manifest.rows import (
     to_arrow,
 )
 from omnigraph_spark.manifest.snapshot import Snapshot, fold, open_main, read_rows
+from omnigraph_spark.manifest.txn import check_txn
+from omnigraph_spark.manifest.writable import branch_identifier, open_for_writing
 from omnigraph_spark.storage import Storage
 
 if TYPE_CHECKING:
@@ -69,6 +67,7 @@ class Publish:
     guards: frozenset[str] = frozenset()
     txn: tuple[str, int] | None = None
     retries: int = PUBLISHER_RETRY_BUDGET
+    branch_identifier: str | None = None
 
     def touched(self) -> frozenset[str]:
         """Return the keys of the tables that get a new version or a tombstone."""
@@ -159,7 +158,7 @@ class _Attempts:
 
 def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published | None:
     """Do one attempt; None where it lost and another is allowed."""
-    manifest = open_for_writing(storage, request.branch)
+    manifest = open_for_writing(storage, request.branch, request.branch_identifier)
     opened = time.monotonic()
     rows = read_rows(manifest)
     if has_publish(rows, request.publish_id):
@@ -184,35 +183,26 @@ def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published |
             return None
         raise typed(error, "Publishing to __manifest") from error
     faults.point("publish.after_merge")
+    _check_branch_after(storage, request)
     return Published(version)
 
 
-def open_for_writing(storage: Storage, branch: str) -> LanceDataset:
-    """Open a branch's `__manifest`, migrated, with no auto-cleanup left on it.
+def _check_branch_after(storage: Storage, request: Publish) -> None:
+    """Look whether the branch that was published to is still there (PROTOCOL 23).
 
     Raises:
-        GraphNotFoundError, UnsupportedManifestVersion, StorageError: as `publish`.
-        UnsupportedError: a branch other than `main`.
+        PublishOutcomeUnknown: it was deleted, and perhaps made again, while the publish ran.
     """
-    if layout.lance_branch(branch) is not None:
-        raise UnsupportedError(f"Writing to branch {branch} is not built yet", hint="Write to main")
-    manifest = open_main(storage)
-    faults.point("publish.opened")
-    migrations.refuse_newer(manifest)
-    migrations.check_readable(manifest)
-    manifest = migrations.migrate_internal_schema(manifest)
-    if auto_cleanup.keys(manifest):
-        _strip(manifest)
-    return manifest
-
-
-def _strip(manifest: LanceDataset) -> None:
+    if request.branch_identifier is None:
+        return
     try:
-        auto_cleanup.strip(manifest)
-    except (OSError, ValueError, RuntimeError) as error:
-        if outcome_of(error) is not Outcome.CONFLICT:
-            raise typed(error, "Removing auto-cleanup from __manifest") from error
-    manifest.checkout_latest()
+        found = branch_identifier(open_main(storage), request.branch)
+    except BranchNotFoundError:
+        found = None
+    if found != request.branch_identifier:
+        raise PublishOutcomeUnknown(
+            request.publish_id, f"branch {request.branch} was deleted while it was published to"
+        )
 
 
 def _merge(manifest: LanceDataset, rows: pa.Table) -> int:
@@ -249,20 +239,6 @@ def _version_of_publish(manifest: LanceDataset, publish_id: str) -> int:
     return version
 
 
-def txn_versions(rows: pa.Table, app_id: str) -> dict[str, int]:
-    """Return the highest `txnVersion` of an application per table, from the version rows."""
-    versions = rows.filter(pc.equal(rows["object_type"], VERSION))
-    marked = versions.filter(pc.match_substring(versions["metadata"], '"txn":['))
-    found: dict[str, int] = {}
-    for key, text in zip(
-        marked["table_key"].to_pylist(), marked["metadata"].to_pylist(), strict=True
-    ):
-        txn = json.loads(text).get(OURS, {}).get("txn")
-        if txn and txn[0] == app_id:
-            found[key] = max(found.get(key, -1), int(txn[1]))
-    return found
-
-
 def _txn_is_there(rows: pa.Table, request: Publish) -> bool:
     """Tell whether this batch was published before (PROTOCOL 10).
 
@@ -270,25 +246,6 @@ def _txn_is_there(rows: pa.Table, request: Publish) -> bool:
         OptionError: some of its tables have it and some don't.
     """
     return request.txn is not None and check_txn(rows, request.txn, request.touched())
-
-
-def check_txn(rows: pa.Table, txn: tuple[str, int], touched: frozenset[str]) -> bool:
-    """Tell whether every table of a write has this or a higher `txnVersion` of the application.
-
-    Raises:
-        OptionError: some of the tables have it and some don't.
-    """
-    app_id, number = txn
-    seen = txn_versions(rows, app_id)
-    having = sorted(k for k in touched if seen.get(k, -1) >= number)
-    if having and len(having) < len(touched):
-        raise OptionError(
-            f"txnAppId {app_id!r} at version {number} was written to some of this write's tables",
-            expected="all of them or none",
-            found=", ".join(having),
-            hint="Nothing was published. Use another txnAppId per set of tables, or OmniGraph.write",
-        )
-    return bool(having)
 
 
 def _check_expected(snapshot: Snapshot, expected: Mapping[str, int]) -> None:

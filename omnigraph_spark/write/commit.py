@@ -30,16 +30,11 @@ from omnigraph_spark.errors import (
 from omnigraph_spark.history import commits, crash_records, runs
 from omnigraph_spark.history.crash_records import Heartbeat
 from omnigraph_spark.manifest import compaction, init
-from omnigraph_spark.manifest.publisher import (
-    Publish,
-    Published,
-    check_txn,
-    has_publish,
-    open_for_writing,
-    publish,
-)
+from omnigraph_spark.manifest.publisher import Publish, Published, has_publish, publish
 from omnigraph_spark.manifest.rows import ManifestRow, TableRow
 from omnigraph_spark.manifest.snapshot import Snapshot, fold, load, read_rows
+from omnigraph_spark.manifest.txn import check_txn
+from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.write import heal
 from omnigraph_spark.write.plan import APPEND, CREATE, OVERWRITE, TableTarget, WritePlan
 from omnigraph_spark.write.stage import StagedTable
@@ -84,7 +79,8 @@ def commit(plan: WritePlan, staged: Iterable[StagedTable]) -> Committed:
     faults.point("commit.entered")
     by_table = _by_table(plan, staged)
     touched = [key for key in sorted(plan.targets) if _is_touched(plan, key, by_table)]
-    init.init_graph(plan.storage)
+    if layout.lance_branch(plan.branch) is None:
+        init.init_graph(plan.storage)
     if not touched:
         return Committed(
             plan.publish_id, load(plan.storage, plan.branch).graph_version, skipped=True
@@ -185,7 +181,7 @@ class _Write:
     def _once(self, heartbeat: Heartbeat, *, first: bool) -> Published:
         """Do one round, from a fresh snapshot to the publish."""
         plan = self._plan
-        manifest = open_for_writing(plan.storage, plan.branch)
+        manifest = open_for_writing(plan.storage, plan.branch, plan.branch_identifier)
         rows = read_rows(manifest)
         version = int(manifest.version)
         if has_publish(rows, plan.publish_id):
@@ -196,7 +192,12 @@ class _Write:
         self._check_expected(snapshot)
         if not first:
             self._refuse_half_published(snapshot)
-        entries = [snapshot.tables[key] for key in self._touched if key in snapshot.tables]
+        branch = layout.lance_branch(plan.branch)
+        entries = [
+            replace(snapshot.tables[key], table_branch=branch)
+            for key in self._touched
+            if key in snapshot.tables
+        ]
         heartbeat.record(plan.branch, entries, plan.actor)
         faults.point("commit.record_written")
         self._start_run(version)
@@ -265,6 +266,7 @@ class _Write:
             guards=self._guards(snapshot) | frozenset(plan.expected),
             txn=plan.txn,
             retries=plan.settings.commit_retries,
+            branch_identifier=plan.branch_identifier,
         )
 
     def _guards(self, snapshot: Snapshot) -> frozenset[str]:
@@ -300,7 +302,9 @@ class _Write:
             ours = _paths(self._by_table[key])
             if entry is None or not ours or entry.table_version == self._plan.targets[key].version:
                 continue
-            dataset = self._plan.storage.dataset(entry.location, None, entry.table_version)
+            dataset = self._plan.storage.dataset(
+                entry.location, entry.table_branch, entry.table_version
+            )
             there = {f.path for fragment in dataset.get_fragments() for f in fragment.data_files()}
             if ours & there:
                 raise PublishOutcomeUnknown(
@@ -368,7 +372,9 @@ def _delete_staged(plan: WritePlan, staged: Iterable[StagedTable]) -> None:
     A blob column keeps its bytes in a folder beside the data file that is named after it.
     """
     for one in staged:
-        folder = f"{plan.targets[one.table_key].location}/data"
+        target = plan.targets[one.table_key]
+        line = f"/tree/{target.table_branch}" if target.table_branch else ""
+        folder = f"{target.location}{line}/data"
         for path in _paths([one]):
             plan.storage.delete(f"{folder}/{path}")
             for info in plan.storage.list(f"{folder}/{path.rsplit('.', 1)[0]}"):

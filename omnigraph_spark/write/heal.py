@@ -10,15 +10,17 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from omnigraph_spark import faults
+from omnigraph_spark import faults, layout
+from omnigraph_spark.branches import forks
 from omnigraph_spark.errors import ExpectedVersionMismatch, RowLevelCasContention
 from omnigraph_spark.history import commits, crash_records
 from omnigraph_spark.history.crash_records import CrashRecord
 from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.lance_errors import DatasetNotFoundError
-from omnigraph_spark.manifest.publisher import Publish, has_publish, open_for_writing, publish
+from omnigraph_spark.manifest.publisher import Publish, has_publish, publish
 from omnigraph_spark.manifest.rows import OURS, VersionRow
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, read_rows
+from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.write.table_commit import dataset_metadata
 from omnigraph_spark.write.table_head import Round, StartOver, settle
 
@@ -62,11 +64,12 @@ def roll_back(round_: Round, snapshot: Snapshot, keys: tuple[str, ...]) -> None:
         PublishOutcomeUnknown, StorageError: the store failed.
     """
     entries = [snapshot.tables[key] for key in sorted(set(keys)) if key in snapshot.tables]
+    branch = layout.lance_branch(snapshot.branch)
     publish_id = new_ulid()
     changes: list[VersionRow] = []
     restored: list[TableEntry] = []
     for entry in entries:
-        rows = _restored(round_, entry, publish_id)
+        rows = _restored(round_, entry, branch, publish_id)
         if rows:
             restored.append(entry)
             changes += rows
@@ -89,20 +92,30 @@ def roll_back(round_: Round, snapshot: Snapshot, keys: tuple[str, ...]) -> None:
     )
 
 
-def _restored(round_: Round, entry: TableEntry, publish_id: str) -> list[VersionRow]:
-    """Return the rows that publish a table's restored head, none where the head wasn't ahead."""
+def _restored(
+    round_: Round, entry: TableEntry, branch: str | None, publish_id: str
+) -> list[VersionRow]:
+    """Return the rows that publish a table's restored head, none where the head wasn't ahead.
+
+    On a graph branch the head is that of the table's fork, which a dead first write may have made
+    without publishing anything of it; a fork that began elsewhere is not this write's.
+    """
     pinned = entry.table_version
+    if branch != entry.table_branch and (
+        branch is None or forks.fork_version(round_.storage, entry.location, branch) != pinned
+    ):
+        return []
     try:
-        head = settle(round_, entry.table_key, entry.location, pinned)
+        head = settle(round_, entry.table_key, entry.location, branch, pinned)
     except DatasetNotFoundError:
         return []
     version = int(head.version)
     if version == pinned:
         return []
     metadata = {
-        **dataset_metadata(round_, entry.location, version),
+        **dataset_metadata(round_, entry.location, branch, version),
         OURS: {"publish_id": publish_id, "mode": HEAL_MODE, "rows_added": 0, "rows_removed": 0},
     }
-    row = VersionRow(entry.table_key, version, None, entry.row_count, metadata)
+    row = VersionRow(entry.table_key, version, branch, entry.row_count, metadata)
     skipped = [replace(row, object_version=number) for number in range(pinned + 1, version)]
     return [row, *skipped]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from omnigraph_spark import engine_schema, layout
+from omnigraph_spark.branches import forks
 from omnigraph_spark.engine_schema.model import (
     EdgeType,
     EngineSchema,
@@ -32,7 +33,15 @@ from omnigraph_spark.errors import (
 from omnigraph_spark.history import crash_records
 from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.manifest import migrations
-from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, open_main, read_rows
+from omnigraph_spark.manifest.snapshot import (
+    Snapshot,
+    TableEntry,
+    fold,
+    open_main,
+    open_manifest,
+    read_rows,
+)
+from omnigraph_spark.manifest.writable import branch_identifier, refuse_moved
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.storage import Storage
 
@@ -58,7 +67,10 @@ class NewTable:
 
 @dataclass(frozen=True)
 class TableTarget:
-    """One table of a write; `version` is the one it was planned on (0: none), `schema` as stored."""
+    """One table of a write; `version` is the one it was planned on (0: none), `schema` as stored.
+
+    `table_branch` is the Lance branch that is written to: the graph branch's name, None for `main`.
+    """
 
     table_key: str
     location: str
@@ -111,6 +123,7 @@ class WritePlan:
     user_metadata: str | None = None
     txn: tuple[str, int] | None = None
     unchecked: bool = False
+    branch_identifier: str | None = None
     settings: Settings = field(default_factory=Settings)
 
 
@@ -120,7 +133,10 @@ def plan_write(
     tables: Mapping[str, NewTable | None],
     read_versions: Mapping[str, int] | None = None,
 ) -> WritePlan:
-    """Plan a write of `tables`; runs on the driver once per write and writes nothing.
+    """Plan a write of `tables`; runs on the driver once per write.
+
+    Writes nothing, but that a table gets its fork where a branch hasn't got it yet: tasks write
+    their files into it. That comes last, when nothing else is left to refuse.
 
     `tables` maps table keys to what is needed to create the table, None where it must exist.
     `read_versions` are the table versions that the frame's own fields say it was read from.
@@ -132,11 +148,6 @@ def plan_write(
         OptionError, SchemaMismatchError, UnsupportedError: what the frame asks for can't be done.
         StorageError: the store failed.
     """
-    if layout.lance_branch(options.branch) is not None:
-        layout.check_branch_name(options.branch)
-        raise UnsupportedError(
-            f"Writing to branch {options.branch} is not built yet", hint="Write to main"
-        )
     snapshot = _head(storage, options.branch)
     schema = engine_schema.read(storage) or EngineSchema()
     targets = {
@@ -144,6 +155,11 @@ def plan_write(
         for key, new in sorted(tables.items())
     }
     expected = _expected(options, snapshot, targets, read_versions or {})
+    new_types = _new_types(snapshot, tables, targets)
+    for key in targets:
+        if key in snapshot.tables:
+            entry = snapshot.tables[key]
+            forks.ensure_fork(storage, entry, options.branch, options.orphan_grace_seconds)
     return WritePlan(
         storage=storage,
         branch=options.branch,
@@ -151,11 +167,14 @@ def plan_write(
         mode=options.mode,
         targets=targets,
         expected=expected,
-        new_types=_new_types(snapshot, tables, targets),
+        new_types=new_types,
         actor=options.actor,
         user_metadata=options.user_metadata,
         txn=options.txn,
         unchecked=options.mode == OVERWRITE and not read_versions,
+        branch_identifier=None
+        if layout.lance_branch(options.branch) is None
+        else branch_identifier(open_main(storage), options.branch),
         settings=Settings.of(options),
     )
 
@@ -163,11 +182,14 @@ def plan_write(
 def _head(storage: Storage, branch: str) -> Snapshot:
     """Return the head of a graph that may be written, an empty snapshot where there is no graph."""
     try:
-        manifest = open_main(storage)
+        manifest = open_manifest(storage, branch)
     except GraphNotFoundError:
+        if layout.lance_branch(branch) is not None:
+            raise
         return Snapshot(branch, 0, {}, {}, {})
     migrations.refuse_newer(manifest)
-    migrations.check_readable(manifest)
+    if layout.lance_branch(branch) is not None:
+        refuse_moved(storage, branch)
     crash_records.refuse_foreign(storage)
     return fold(read_rows(manifest), branch, manifest.version)
 
@@ -182,7 +204,7 @@ def _target(
 ) -> TableTarget:
     entry = snapshot.tables.get(key)
     if entry is not None:
-        return _existing(storage, schema, mode, entry)
+        return _existing(storage, snapshot, schema, mode, entry)
     if new is None:
         raise TableNotFoundError(
             f"No table {key} on branch {snapshot.branch}, and this write can't create it",
@@ -205,26 +227,29 @@ def _target(
         location=layout.check_location(location, key),
         mode=CREATE,
         version=0,
-        table_branch=None,
+        table_branch=layout.lance_branch(snapshot.branch),
         schema=table_schema(new.schema, engine_type),
         key=new.key,
     )
 
 
-def _existing(storage: Storage, schema: EngineSchema, mode: str, entry: TableEntry) -> TableTarget:
-    if entry.table_branch is not None:
+def _existing(
+    storage: Storage, snapshot: Snapshot, schema: EngineSchema, mode: str, entry: TableEntry
+) -> TableTarget:
+    branch = layout.lance_branch(snapshot.branch)
+    if branch is None and entry.table_branch is not None:
         raise UnsupportedError(
-            f"{entry.table_key} is published from the table branch {entry.table_branch}",
-            hint="Writing to tables that live on a branch is not built yet",
+            f"{entry.table_key} of main is published from the table branch {entry.table_branch}",
+            hint="Such a table can be read, not written",
         )
-    dataset = storage.dataset(entry.location, None, entry.table_version)
+    dataset = storage.dataset(entry.location, entry.table_branch, entry.table_version)
     known = schema.of_table(entry.table_key)
     return TableTarget(
         table_key=entry.table_key,
         location=entry.location,
         mode=mode,
         version=entry.table_version,
-        table_branch=None,
+        table_branch=branch,
         schema=dataset.schema,
         key=known.key if isinstance(known, NodeType) else None,
     )

@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -25,7 +25,7 @@ from omnigraph_spark.write.plan import CREATE, TableTarget, WritePlan
 if TYPE_CHECKING:
     from lance import LanceDataset
 
-DATA_STORAGE_VERSION = "2.2"
+DATA_STORAGE_VERSION: Literal["2.2"] = "2.2"
 _CHUNK_BYTES = 8 << 20
 _CHUNK_ROWS = 65_536
 
@@ -177,7 +177,7 @@ class _TableThread:
 
     def _run(self, plan: WritePlan, target: TableTarget) -> None:
         try:
-            self.staged = _stage_one(plan, target, iter(self._queue.get, _END))  # type: ignore[arg-type]
+            self.staged = _stage_one(plan, target, iter(self._queue.get, _END))
         except BaseException as error:
             self.error = error
 

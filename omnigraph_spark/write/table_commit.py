@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from omnigraph_spark import faults, layout
+from omnigraph_spark.branches import forks
 from omnigraph_spark.errors import OmnigraphError, UnsupportedError
 from omnigraph_spark.lance_errors import DatasetNotFoundError, Outcome, outcome_of, typed
+from omnigraph_spark.layout import PUBLISH_ID_PROPERTY
 from omnigraph_spark.manifest.rows import OURS, VersionRow
 from omnigraph_spark.manifest.snapshot import TableEntry
 from omnigraph_spark.write import field_map
 from omnigraph_spark.write.plan import OVERWRITE, TableTarget
 from omnigraph_spark.write.stage import DATA_STORAGE_VERSION, StagedTable
 from omnigraph_spark.write.table_head import (
-    PUBLISH_ID_PROPERTY,
     Round,
     StartOver,
     commit,
@@ -38,7 +39,7 @@ from omnigraph_spark.write.table_head import (
 if TYPE_CHECKING:
     from lance import LanceDataset
 
-_SCALAR_INDEX = {
+_SCALAR_INDEX: dict[str, Any] = {
     "BTree": "BTREE",
     "Bitmap": "BITMAP",
     "LabelList": "LABEL_LIST",
@@ -57,6 +58,7 @@ class Moved:
 
     table_key: str
     location: str
+    table_branch: str | None
     before: int
     version: int
     row_count: int
@@ -73,7 +75,9 @@ class Moved:
         if self.before:
             numbers += range(self.before + 1, self.version)
         return [
-            VersionRow(self.table_key, self.version, None, self.row_count, metadata, number)
+            VersionRow(
+                self.table_key, self.version, self.table_branch, self.row_count, metadata, number
+            )
             for number in numbers
         ]
 
@@ -111,6 +115,7 @@ def commit_table(
     return Moved(
         target.table_key,
         target.location,
+        target.table_branch,
         before,
         int(dataset.version),
         int(dataset.count_rows()),
@@ -128,7 +133,7 @@ def put_back(round_: Round, moved: Moved, schema: pa.Schema) -> None:
     from lance import LanceOperation
 
     faults.point("commit.before_undo")
-    head = round_.storage.dataset(moved.location)
+    head = round_.storage.dataset(moved.location, moved.table_branch)
     if head.version != moved.version:
         return
     if moved.before:
@@ -143,13 +148,16 @@ def manifest_metadata(round_: Round, moved: Moved) -> dict[str, Any]:
 
     The engine opens tables through it, this connector never does.
     """
-    return dataset_metadata(round_, moved.location, moved.version)
+    return dataset_metadata(round_, moved.location, moved.table_branch, moved.version)
 
 
-def dataset_metadata(round_: Round, location: str, version: int) -> dict[str, Any]:
+def dataset_metadata(
+    round_: Round, location: str, table_branch: str | None, version: int
+) -> dict[str, Any]:
     """Return path, size, e_tag and naming scheme of a dataset version's manifest file."""
     storage = round_.storage
-    folder = f"{location}/_versions"
+    line = location if table_branch is None else f"{location}/tree/{table_branch}"
+    folder = f"{line}/_versions"
     named = ((layout.v2_manifest_name(version), "V2"), (f"{version}.manifest", "V1"))
     for name, scheme in named:
         info = storage.head(f"{folder}/{name}")
@@ -180,7 +188,7 @@ def _extend(
     from lance import LanceOperation
 
     pinned = entry.table_version
-    head = strip(settle(round_, target.table_key, entry.location, pinned))
+    head = strip(settle(round_, target.table_key, entry.location, target.table_branch, pinned))
     now = field_map.of_dataset(head)
     for one in staged:
         field_map.check(target.table_key, one.fields, now)
@@ -220,8 +228,17 @@ def _create(
     expected = field_map.of_new(target.schema)
     for one in staged:
         field_map.check(target.table_key, one.fields, expected)
+    if target.table_branch is not None:
+        began = forks.ensure_new_table_fork(
+            round_.storage,
+            target.location,
+            target.table_branch,
+            target.schema,
+            round_.grace_seconds,
+        )
+        floor = max(floor, began)
     try:
-        head = settle_absent(round_, target.table_key, target.location, floor)
+        head = settle_absent(round_, target.table_key, target.location, target.table_branch, floor)
     except DatasetNotFoundError:
         return _first_version(round_, target, fragments)
     if not head.has_stable_row_ids:
@@ -249,7 +266,7 @@ def _first_version(round_: Round, target: TableTarget, fragments: list[Any]) -> 
     storage = round_.storage
     uri = storage.dataset_uri(target.location)
     if fragments:
-        return commit(
+        made = commit(
             uri,
             0,
             LanceOperation.Overwrite(target.schema, fragments),
@@ -258,6 +275,8 @@ def _first_version(round_: Round, target: TableTarget, fragments: list[Any]) -> 
             enable_stable_row_ids=True,
             enable_v2_manifest_paths=True,
         )
+        # By its URI a dataset that a rival has just created is overwritten without a word.
+        return _contiguous(made, 0, round_.publish_id)
     try:
         return lance.write_dataset(
             pa.Table.from_batches([], target.schema),
@@ -274,7 +293,7 @@ def _first_version(round_: Round, target: TableTarget, fragments: list[Any]) -> 
         raise typed(error, f"Creating {target.table_key}") from error
 
 
-def _indexes(head: LanceDataset) -> list[tuple[str, str, str]]:
+def _indexes(head: LanceDataset) -> list[tuple[str, Any, str]]:
     """Return (name, type, column) of the indices that an overwrite drops and can build again."""
     found = []
     for index in head.list_indices():
@@ -289,7 +308,7 @@ def _indexes(head: LanceDataset) -> list[tuple[str, str, str]]:
 
 
 def _build_indexes(
-    made: LanceDataset, indexes: list[tuple[str, str, str]], round_: Round, entry: TableEntry
+    made: LanceDataset, indexes: list[tuple[str, Any, str]], round_: Round, entry: TableEntry
 ) -> LanceDataset:
     """Build indices again, one version each; the overwrite is undone if a version isn't the next one."""
     for index in indexes:
@@ -298,14 +317,14 @@ def _build_indexes(
             _build_index(made, *index)
         except (StartOver, OmnigraphError):
             with contextlib.suppress(StartOver, OmnigraphError):
-                head = round_.storage.dataset(entry.location)
-                if head.version == reached:
-                    restore(head, entry.table_version, round_.publish_id)
+                made.checkout_latest()
+                if made.version == reached:
+                    restore(made, entry.table_version, round_.publish_id)
             raise
     return made
 
 
-def _build_index(made: LanceDataset, name: str, kind: str, column: str) -> None:
+def _build_index(made: LanceDataset, name: str, kind: Any, column: str) -> None:
     before = int(made.version)
     try:
         made.create_scalar_index(column, kind, name=name, replace=True)

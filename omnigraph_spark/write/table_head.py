@@ -20,17 +20,17 @@ from omnigraph_spark import auto_cleanup, faults
 from omnigraph_spark.errors import CorruptManifestError
 from omnigraph_spark.history import crash_records
 from omnigraph_spark.lance_errors import Outcome, is_panic, outcome_of, translated, typed
+from omnigraph_spark.layout import PUBLISH_ID_PROPERTY, UNDO_PROPERTY
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.storage import Storage
 
 if TYPE_CHECKING:
     from lance import LanceDataset
 
-PUBLISH_ID_PROPERTY = "omnigraph_spark.publish_id"
-UNDO_PROPERTY = "omnigraph_spark.undo"
 _MOST_GRACES = 6
 _SURELY_OLD = timedelta(days=1)
 _LONGEST_WALK = 64
+_KEEP_ROWS = frozenset({"CreateIndex", "UpdateConfig"})
 _INTERVAL_KEY = "lance.auto_cleanup.interval"
 
 _log = logging.getLogger(__name__)
@@ -92,7 +92,9 @@ def commit(
         raise typed(error, "Committing a table version") from error
 
 
-def settle(round_: Round, key: str, location: str, pinned: int) -> LanceDataset:
+def settle(
+    round_: Round, key: str, location: str, table_branch: str | None, pinned: int
+) -> LanceDataset:
     """Return the table's dataset at a head that is as good as the pinned version.
 
     Waits for a live writer, heals what a dead one left, and then stands at HEAD.
@@ -103,7 +105,7 @@ def settle(round_: Round, key: str, location: str, pinned: int) -> LanceDataset:
         StorageError: the store failed.
     """
     watch = _Watch(round_.grace_seconds)
-    head = round_.storage.dataset(location)
+    head = round_.storage.dataset(location, table_branch)
     while True:
         if head.version < pinned:
             raise CorruptManifestError(
@@ -134,10 +136,13 @@ def settle(round_: Round, key: str, location: str, pinned: int) -> LanceDataset:
         head = _latest(head)
 
 
-def settle_absent(round_: Round, key: str, location: str, floor: int) -> LanceDataset:
+def settle_absent(
+    round_: Round, key: str, location: str, table_branch: str | None, floor: int
+) -> LanceDataset:
     """Return the dataset that is left in the place of a table without a live version, at HEAD.
 
-    `floor` is the highest version or tombstone that the key ever had (PROTOCOL 20).
+    `floor` is the highest version that the key ever had, as a tombstone too, or at which its fork
+    began: nothing above it was published (PROTOCOL 20).
 
     Raises:
         StartOver: somebody published the table meanwhile.
@@ -145,7 +150,7 @@ def settle_absent(round_: Round, key: str, location: str, floor: int) -> LanceDa
         StorageError: the store failed.
     """
     watch = _Watch(round_.grace_seconds)
-    head = round_.storage.dataset(location)
+    head = round_.storage.dataset(location, table_branch)
     while head.version > floor and not _is_undone(head, round_.publish_id):
         if _writer_is_gone(round_, head, watch):
             _log.warning("%s: replacing version %d, which was never published", key, head.version)
@@ -163,11 +168,12 @@ def is_clean(head: LanceDataset, pinned: int) -> bool:
     for _ in range(_LONGEST_WALK):
         if version == pinned:
             return True
-        operation = _transaction(head, version).operation
+        transaction = _transaction(head, version)
+        operation = None if transaction is None else transaction.operation
         kind = type(operation).__name__
-        if kind == "Restore":
+        if operation is not None and kind == "Restore":
             return bool(operation.version == pinned)
-        if kind != "UpdateConfig" or not _is_strip(operation):
+        if operation is None or kind != "UpdateConfig" or not _is_strip(operation):
             return False
         version -= 1
     return False
@@ -184,19 +190,35 @@ def _is_strip(operation: Any) -> bool:
 
 
 def _transaction(head: LanceDataset, version: int) -> Any:
+    """Return a version's transaction, None where its file is gone or it never had one."""
     with translated(f"Reading the transaction of version {version}"):
         return head.read_transaction(version)
 
 
+def _properties(head: LanceDataset) -> dict[str, str]:
+    """Return the properties of the write that made the newest version.
+
+    The index builds and config changes of a write can't carry any; they belong to the write below
+    them, so that a long index build isn't taken for a silent stranger's (PROTOCOL 17).
+    """
+    for version in range(int(head.version), max(0, int(head.version) - _LONGEST_WALK), -1):
+        transaction = _transaction(head, version)
+        if transaction is None:
+            break
+        if transaction.transaction_properties:
+            return dict(transaction.transaction_properties)
+        if type(transaction.operation).__name__ not in _KEEP_ROWS:
+            break
+    return {}
+
+
 def owner_of(head: LanceDataset) -> str | None:
     """Return the publish id of the write that made a dataset's newest version, if it says so."""
-    properties = _transaction(head, int(head.version)).transaction_properties or {}
-    found = properties.get(PUBLISH_ID_PROPERTY)
-    return None if found is None else str(found)
+    return _properties(head).get(PUBLISH_ID_PROPERTY)
 
 
 def _is_undone(head: LanceDataset, publish_id: str) -> bool:
-    properties = _transaction(head, int(head.version)).transaction_properties or {}
+    properties = _properties(head)
     return UNDO_PROPERTY in properties or properties.get(PUBLISH_ID_PROPERTY) == publish_id
 
 
@@ -210,7 +232,7 @@ def _writer_is_gone(round_: Round, head: LanceDataset, watch: _Watch) -> bool:
 
 
 def _is_a_day_old(head: LanceDataset) -> bool:
-    made = next(v["timestamp"] for v in reversed(head.versions()) if v["version"] == head.version)
+    made = head.get_version()["timestamp"]
     age = datetime.now(made.tzinfo) - made
     return bool(age > _SURELY_OLD)
 
