@@ -1,1 +1,33 @@
-"""Read and write OmniGraph property graphs with Apache Spark."""
+"""Read and write OmniGraph property graphs with Apache Spark.
+
+`spark.read.format("omnigraph")` and `df.write.format("omnigraph")` need no import where the package is
+installed. What is exported here is loaded when it is first used: Python workers import this package
+for every task, and most of them need little of it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omnigraph_spark.errors import OmnigraphError, from_spark
+    from omnigraph_spark.frames import pack, unpack
+    from omnigraph_spark.graph import OmniGraph, register
+
+__all__ = ["OmniGraph", "OmnigraphError", "from_spark", "pack", "register", "unpack"]
+
+_HOME = {
+    "OmniGraph": "graph",
+    "OmnigraphError": "errors",
+    "from_spark": "errors",
+    "pack": "frames",
+    "register": "graph",
+    "unpack": "frames",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

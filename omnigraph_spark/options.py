@@ -165,6 +165,28 @@ def parse(raw: Mapping[str, str | None]) -> Parsed:
     return Parsed(values, frozenset(given), storage)
 
 
+def for_scope(raw: Mapping[str, str], scope: str) -> dict[str, str]:
+    """Return the options of a map that count in `scope`, storage options included.
+
+    A catalog table keeps options of several scopes; a read or a write of it takes those it knows.
+    """
+    return {
+        key: value
+        for key, value in raw.items()
+        if key.lower().startswith(_STORAGE_PREFIX)
+        or (key.lower() in _BY_KEY and scope in _BY_KEY[key.lower()].scopes)
+    }
+
+
+def storage_options(raw: Mapping[str, str]) -> dict[str, str]:
+    """Return the storage options of a map, by Lance's keys."""
+    return {
+        key[len(_STORAGE_PREFIX) :].lower(): value
+        for key, value in raw.items()
+        if key.lower().startswith(_STORAGE_PREFIX)
+    }
+
+
 def _unknown(key: str) -> OptionError:
     lowered = key.lower()
     if lowered.startswith(("aws_", "google_", "azure_", "allow_http")):

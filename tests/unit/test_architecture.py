@@ -31,8 +31,10 @@ KNOW_SPARK = {
     "field_metadata",
     "frames",
     "graph",
+    "loading",
     "read.frame_schema",
     "read.reader",
+    "write.frame_plan",
     "write.writer",
 }
 
@@ -41,10 +43,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("omnigraph_spark",),
     ("datasource",),
     ("graph",),
-    ("catalog",),
+    ("loading",),
     ("read", "write", "branches", "maintenance"),
     ("frame_batches", "frames"),
-    ("arrow_cast", "arrow_read", "arrow_types", "arrow_write", "ddl", "field_metadata"),
+    ("arrow_cast", "arrow_read", "arrow_types", "arrow_write", "catalog", "ddl", "field_metadata"),
     ("manifest", "history", "engine_schema", "relocation"),
     ("auto_cleanup", "faults"),
     ("storage",),
