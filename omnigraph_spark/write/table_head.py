@@ -31,6 +31,7 @@ _MOST_GRACES = 6
 _SURELY_OLD = timedelta(days=1)
 _LONGEST_WALK = 64
 _KEEP_ROWS = frozenset({"CreateIndex", "UpdateConfig"})
+_KEEP_ROWS = frozenset({"CreateIndex", "UpdateConfig"})
 _INTERVAL_KEY = "lance.auto_cleanup.interval"
 
 _log = logging.getLogger(__name__)
