@@ -27,7 +27,14 @@ from omnigraph_spark.errors import (
     PublishOutcomeUnknown,
     RowLevelCasContention,
 )
-from omnigraph_spark.lance_errors import Outcome, is_panic, outcome_of, typed
+from omnigraph_spark.lance_errors import (
+    DatasetNotFoundError,
+    Outcome,
+    is_panic,
+    outcome_of,
+    translated,
+    typed,
+)
 from omnigraph_spark.manifest.rows import (
     VERSION,
     ManifestRow,
@@ -97,10 +104,11 @@ def publish(storage: Storage, request: Publish) -> Published:
     while True:
         try:
             done = _once(storage, request, attempt)
-        except ExpectedVersionMismatch:
-            raise
         except OmnigraphError as error:
-            raise attempt.ended(error) from error
+            final = attempt.ended(error)
+            if final is error:
+                raise
+            raise final from error
         if done is not None:
             return done
         attempt.pause()
@@ -232,7 +240,11 @@ def _version_of_publish(manifest: LanceDataset, publish_id: str) -> int:
     """Return the first graph version that has the publish, going back from the newest."""
     version = int(manifest.version)
     while version > 1:
-        older = manifest.checkout_version(version - 1)
+        try:
+            with translated(f"Opening version {version - 1} of __manifest"):
+                older = manifest.checkout_version(version - 1)
+        except DatasetNotFoundError:  # cleaned away
+            break
         if not has_publish(read_rows(older), publish_id):
             break
         version -= 1
