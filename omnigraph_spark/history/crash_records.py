@@ -153,10 +153,12 @@ def _all(storage: Storage) -> list[tuple[ObjectInfo, CrashRecord | None]]:
 def _parsed(info: ObjectInfo, text: bytes) -> CrashRecord | None:
     try:
         record = json.loads(text)
-        if record["schema_version"] != _SCHEMA_VERSION:
+        publish_id = record[OURS]["publish_id"]
+        # The id becomes a path again when the record is deleted, so it must be the file's own.
+        if record["schema_version"] != _SCHEMA_VERSION or path_of(publish_id) != info.path:
             return None
         return CrashRecord(
-            publish_id=str(record[OURS]["publish_id"]),
+            publish_id=publish_id,
             branch=record["branch"] or layout.MAIN,
             table_keys=tuple(str(table["table_key"]) for table in record["tables"]),
             renewed=info.last_modified,
