@@ -31,7 +31,6 @@ _MOST_GRACES = 6
 _SURELY_OLD = timedelta(days=1)
 _LONGEST_WALK = 64
 _KEEP_ROWS = frozenset({"CreateIndex", "UpdateConfig"})
-_KEEP_ROWS = frozenset({"CreateIndex", "UpdateConfig"})
 _INTERVAL_KEY = "lance.auto_cleanup.interval"
 
 _log = logging.getLogger(__name__)
@@ -170,11 +169,13 @@ def is_clean(head: LanceDataset, pinned: int) -> bool:
         if version == pinned:
             return True
         transaction = _transaction(head, version)
-        operation = None if transaction is None else transaction.operation
+        if transaction is None:
+            return False
+        operation = transaction.operation
         kind = type(operation).__name__
-        if operation is not None and kind == "Restore":
+        if kind == "Restore":
             return bool(operation.version == pinned)
-        if operation is None or kind != "UpdateConfig" or not _is_strip(operation):
+        if kind != "UpdateConfig" or not _is_strip(operation):
             return False
         version -= 1
     return False
@@ -234,6 +235,7 @@ def _writer_is_gone(round_: Round, head: LanceDataset, watch: _Watch) -> bool:
 
 def _is_a_day_old(head: LanceDataset) -> bool:
     made = head.get_version()["timestamp"]
+    assert isinstance(made, datetime)
     age = datetime.now(made.tzinfo) - made
     return bool(age > _SURELY_OLD)
 
