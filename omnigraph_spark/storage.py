@@ -20,9 +20,11 @@ from omnigraph_spark.errors import OptionError
 from omnigraph_spark.lance_errors import DatasetNotFoundError, translated
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from lance import LanceDataset
 
 _OBJECT_SCHEMES = ("s3", "s3+ddb", "gs", "az", "abfss")
+_DATA_STORAGE_VERSION = "2.2"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 _CLIENT_OPTIONS = frozenset(
     {
@@ -108,6 +110,45 @@ class Storage:
         uri = self.dataset_uri(location, branch)
         with translated(f"Opening {location} of {self.root}"):
             return lance.dataset(uri, version=version, storage_options=self.lance_options())
+
+    def create_dataset(
+        self, location: str, rows: pa.Table, *, stable_row_ids: bool = True
+    ) -> LanceDataset:
+        """Make a dataset with its first rows in one commit; one of several creators succeeds.
+
+        `lance.write_dataset(mode="create")` doesn't do: its Overwrite rebases, so that a slower
+        creator replaces what a faster one, or anybody after it, has written. V2 manifest names,
+        data storage 2.2, no auto-cleanup (DESIGN 5, "Datasets").
+
+        Raises:
+            StorageError: the store failed, or somebody else's dataset is there; its cause then is
+                `Outcome.CONFLICT`. A data file of ours may be left, which no version names.
+        """
+        import lance
+        from lance.fragment import write_fragments
+
+        uri, options = self.dataset_uri(location), self.lance_options()
+        with translated(f"Creating {location} of {self.root}"):
+            fragments = (
+                write_fragments(
+                    rows,
+                    uri,
+                    mode="create",
+                    data_storage_version=_DATA_STORAGE_VERSION,
+                    enable_stable_row_ids=stable_row_ids,
+                    storage_options=options,
+                )
+                if rows.num_rows
+                else []
+            )
+            return lance.LanceDataset.commit(
+                uri,
+                lance.LanceOperation.Overwrite(rows.schema, fragments),
+                max_retries=0,
+                enable_v2_manifest_paths=True,
+                enable_stable_row_ids=stable_row_ids,
+                storage_options=options,
+            )
 
     def has_dataset(self, location: str, branch: str | None = None) -> bool:
         """Tell whether a dataset is at a location.

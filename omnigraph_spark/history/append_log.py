@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # row is rewritten a few times in its life, however long the log gets.
 COMPACT_EVERY = 16
 GATHER_EVERY = 512
-SMALL_ROWS = 512
+SMALL_ROWS = 128
 LARGE_ROWS = 65_536
 _DROP_EVERY = 64
 # Readers and appenders open a log, use it and let go; this is how long they may take.
@@ -52,50 +52,52 @@ class AppendLog:
 
 
 def read(
-    storage: Storage, log: AppendLog, branch: str | None = None, last: int | None = None
+    storage: Storage, log: AppendLog, branch: str | None = None, newest: int | None = None
 ) -> pa.Table | None:
-    """Read the rows of a log in the order in which they were appended; None where there is no log.
+    """Read the rows of a log; None where there is no log.
+
+    Rows come about in the order in which they were appended, but those that are appended during a
+    compaction stand before the compacted ones.
 
     Args:
         storage: The graph.
         log: Which log.
         branch: A Lance branch of it: then only the rows in its own files (not the inherited ones,
             so a moved graph needs no relocation), and those that a compaction copied into them.
-        last: Read from the end, this many rows or some more.
+        newest: This many of the newest rows are enough; older ones may be missing.
 
     Raises:
         StorageError: the store failed, twice: a reader that meets the dropping of old versions
             finds everything again in the newest one.
     """
     try:
-        return _read(storage, log, branch, last)
+        return _read(storage, log, branch, newest)
     except DatasetNotFoundError:
-        return _read(storage, log, branch, last)
+        return _read(storage, log, branch, newest)
 
 
 def _read(
-    storage: Storage, log: AppendLog, branch: str | None, last: int | None
+    storage: Storage, log: AppendLog, branch: str | None, newest: int | None
 ) -> pa.Table | None:
     try:
         dataset = storage.dataset(log.location, branch)
     except DatasetNotFoundError:
         return None
     with translated(f"Reading {log.location}"):
-        return tail(dataset, log.schema.names, last)
+        return _scan(dataset, log.schema.names, newest)
 
 
-def tail(dataset: LanceDataset, columns: list[str], last: int | None = None) -> pa.Table:
-    """Scan an opened log's own fragments, from the end back to `last` rows or more."""
+def _scan(dataset: LanceDataset, columns: list[str], newest: int | None) -> pa.Table:
+    """Scan an opened log's own fragments; of the full ones only as many as `newest` rows need."""
     chosen: list[Any] = []
     rows = 0
     for fragment in reversed(dataset.get_fragments()):
         metadata = fragment.metadata
-        if any(file.base_id is not None for file in metadata.files):
+        enough = newest is not None and rows >= newest and metadata.num_rows >= SMALL_ROWS
+        if enough or any(file.base_id is not None for file in metadata.files):
             continue
         chosen.append(fragment)
         rows += metadata.num_rows
-        if last is not None and rows >= last:
-            break
     if not chosen:
         return dataset.schema.empty_table().select(columns)
     return dataset.scanner(columns=columns, fragments=chosen[::-1], scan_in_order=True).to_table()
@@ -148,19 +150,9 @@ def create(storage: Storage, log: AppendLog, rows: pa.Table) -> LanceDataset:
     the version that made it, and nobody looks a log's rows up by id.
 
     Raises:
-        OSError: from Lance, untranslated ("Dataset already exists").
+        StorageError: as `Storage.create_dataset`.
     """
-    import lance
-
-    return lance.write_dataset(
-        rows,
-        storage.dataset_uri(log.location),
-        mode="create",
-        storage_options=storage.lance_options(),
-        data_storage_version="2.2",
-        enable_stable_row_ids=False,
-        enable_v2_manifest_paths=True,
-    )
+    return storage.create_dataset(log.location, rows, stable_row_ids=False)
 
 
 def create_if_missing(storage: Storage, log: AppendLog, rows: pa.Table) -> None:
@@ -172,8 +164,7 @@ def create_if_missing(storage: Storage, log: AppendLog, rows: pa.Table) -> None:
     if storage.has_dataset(log.location):
         return
     try:
-        with translated(f"Creating {log.location}"):
-            create(storage, log, rows)
+        create(storage, log, rows)
     except StorageError as error:
         if _outcome(error) is not Outcome.CONFLICT:
             raise

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from omnigraph_spark import faults, layout
 from omnigraph_spark.errors import BranchNotFoundError, StorageError
@@ -137,10 +137,9 @@ def _append_missing(
         _ensure_branch(storage, branch)
     near = _near(storage, branch, own.graph_version)
     there = any(
-        commit.manifest_version == own.graph_version
-        and commit.graph_commit_id == own.publish_id
-        and commit.merged_parent_commit_id == merged_parent
+        commit.graph_commit_id == own.publish_id and commit.merged_parent_commit_id == merged_parent
         for commit in near
+        if commit.manifest_version == own.graph_version
     )
     if there:
         return
@@ -152,11 +151,16 @@ def _append_missing(
 
 
 def _near(storage: Storage, branch: str, version: int) -> list[Commit]:
-    """Return a branch's own commits from the end back to one below `version`, or all of them."""
-    near = _own(storage, branch, _NEAR_ROWS)
-    if any(commit.manifest_version < version for commit in near):
-        return near
-    return _own(storage, branch)
+    """Return a branch's own commits of `version` and of the last version with a row below it."""
+    found: list[Commit] = []
+    for newest in (_NEAR_ROWS, None):
+        rows = _own_rows(storage, branch, newest)
+        below = pc.max(rows.filter(pc.less(rows["manifest_version"], version))["manifest_version"])
+        wanted = pa.array([version, below.as_py()], pa.uint64())
+        found = _commits(rows.filter(pc.is_in(rows["manifest_version"], wanted)))
+        if below.is_valid:
+            break
+    return found
 
 
 def _inherited_head(storage: Storage, branch: str) -> Commit | None:
@@ -257,9 +261,10 @@ def head(storage: Storage, branch: str = layout.MAIN) -> Commit | None:
         BranchNotFoundError: the graph has no such branch.
         StorageError: the store failed.
     """
-    own = _chosen(_own(storage, branch, _NEAR_ROWS))
-    if own:
-        return _with_actors(storage, own[-1:], _NEAR_ACTORS)[0]
+    rows = _own_rows(storage, branch, _NEAR_ROWS)
+    newest = rows.filter(pc.equal(rows["manifest_version"], pc.max(rows["manifest_version"])))
+    if newest.num_rows:
+        return _with_actors(storage, _chosen(_commits(newest)), _NEAR_ACTORS)[0]
     commits = read_commits(storage, branch)
     return commits[-1] if commits else None
 
@@ -298,18 +303,23 @@ def find_commit(storage: Storage, commit_id: str) -> Commit | None:
     return None
 
 
-def _own(storage: Storage, branch: str, last: int | None = None) -> list[Commit]:
-    """Return the commits made on a branch itself, as they were appended, without actors."""
+def _own_rows(storage: Storage, branch: str, newest: int | None = None) -> pa.Table:
+    """Return the rows of the commits that were made on a branch itself."""
     name = layout.lance_branch(branch)
-    rows = append_log.read(storage, COMMITS, name, last)
+    rows = append_log.read(storage, COMMITS, name, newest)
     if rows is None:
-        return []
-    commits = (_commit(row) for row in rows.to_pylist())
-    return [c for c in commits if layout.lance_branch(c.manifest_branch) == name]
+        return COMMITS.schema.empty_table()
+    branches = pc.fill_null(rows["manifest_branch"], layout.MAIN)
+    return rows.filter(pc.equal(branches, branch or layout.MAIN))
 
 
-def _commit(row: dict[str, Any]) -> Commit:
-    return Commit(**{name: row[name] for name in COMMITS.schema.names})
+def _own(storage: Storage, branch: str) -> list[Commit]:
+    """Return the commits that were made on a branch itself, doubles included, without actors."""
+    return _commits(_own_rows(storage, branch))
+
+
+def _commits(rows: pa.Table) -> list[Commit]:
+    return [Commit(**row) for row in rows.to_pylist()]
 
 
 def _chosen(commits: list[Commit]) -> list[Commit]:
@@ -338,8 +348,10 @@ def _chosen(commits: list[Commit]) -> list[Commit]:
     return chosen[::-1]
 
 
-def _with_actors(storage: Storage, commits: list[Commit], last: int | None = None) -> list[Commit]:
-    rows = append_log.read(storage, COMMIT_ACTORS, last=last) if commits else None
+def _with_actors(
+    storage: Storage, commits: list[Commit], newest: int | None = None
+) -> list[Commit]:
+    rows = append_log.read(storage, COMMIT_ACTORS, newest=newest) if commits else None
     if rows is None or rows.num_rows == 0:
         return commits
     actors = dict(

@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -150,7 +150,7 @@ def _derived_id(token: bytes) -> str:
 
 def _time_of(manifest: LanceDataset) -> datetime:
     # Lance gives local time without a zone.
-    local: datetime = manifest.get_version()["timestamp"]
+    local = cast(datetime, manifest.get_version()["timestamp"])
     return local.astimezone(timezone.utc).replace(tzinfo=None)
 
 

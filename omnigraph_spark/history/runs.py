@@ -113,13 +113,14 @@ def finish_run(
 
     def note() -> None:
         rows = _rows_of(storage, run_id)
-        if not rows:
+        first = next((row for row in rows if row["status"] == RUNNING), None)
+        if first is None:
             _log.warning("run %s has no first row, its end (%s) is not noted", run_id, status)
             return
-        if rows[-1]["status"] == status:
+        if any(row["status"] == status for row in rows):
             return
         row = {
-            **rows[0],
+            **first,
             "status": status,
             "published_snapshot_id": published_commit_id,
             "updated_at": _now(),
@@ -130,7 +131,7 @@ def finish_run(
 
 
 def read_runs(storage: Storage) -> pa.Table:
-    """Return all rows of the registry in order of appending, `actor_id` as the last column.
+    """Return all rows of the registry, oldest change first, `actor_id` as the last column.
 
     Raises:
         StorageError: the store failed. A graph without the registry has no rows.
@@ -142,15 +143,18 @@ def read_runs(storage: Storage) -> pa.Table:
     if actors is None:
         actors = RUN_ACTORS.schema.empty_table()
     place = pc.index_in(rows["run_id"], actors["run_id"].combine_chunks())
-    return rows.append_column("actor_id", pc.take(actors["actor_id"], place))
+    rows = rows.append_column("actor_id", pc.take(actors["actor_id"], place))
+    # `running` before the ends that a run may come to within the same microsecond.
+    return rows.sort_by([("updated_at", "ascending"), ("status", "descending")])
 
 
 def _rows_of(storage: Storage, run_id: str) -> list[dict[str, Any]]:
-    for last in (_NEAR_ROWS, None):
-        rows = append_log.read(storage, RUNS, last=last)
+    found: list[dict[str, Any]] = []
+    for newest in (_NEAR_ROWS, None):
+        rows = append_log.read(storage, RUNS, newest=newest)
         found = [] if rows is None else rows.filter(pc.equal(rows["run_id"], run_id)).to_pylist()
-        if found and found[0]["status"] == RUNNING:
-            return found
+        if any(row["status"] == RUNNING for row in found):
+            break
     return found
 
 
