@@ -19,10 +19,19 @@ def txn_versions(rows: pa.Table, app_id: str) -> dict[str, int]:
     for key, text in zip(
         marked["table_key"].to_pylist(), marked["metadata"].to_pylist(), strict=True
     ):
-        txn = json.loads(text).get(OURS, {}).get("txn")
-        if txn and txn[0] == app_id:
-            found[key] = max(found.get(key, -1), int(txn[1]))
+        txn = _txn(text)
+        if txn is not None and txn[0] == app_id:
+            found[key] = max(found.get(key, -1), txn[1])
     return found
+
+
+def _txn(metadata: str) -> tuple[str, int] | None:
+    """Return the mark in a version row's metadata, None where there is none of this form."""
+    try:
+        app_id, number = json.loads(metadata)[OURS]["txn"]
+        return str(app_id), int(number)
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def check_txn(rows: pa.Table, txn: tuple[str, int], touched: frozenset[str]) -> bool:

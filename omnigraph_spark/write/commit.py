@@ -29,6 +29,7 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.history import commits, crash_records, runs
 from omnigraph_spark.history.crash_records import Heartbeat
+from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest import compaction, init
 from omnigraph_spark.manifest.publisher import Publish, Published, has_publish, publish
 from omnigraph_spark.manifest.rows import ManifestRow, TableRow
@@ -41,6 +42,7 @@ from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_commit import (
     Moved,
     commit_table,
+    is_put_back,
     manifest_metadata,
     quietly_put_back,
 )
@@ -85,7 +87,6 @@ def commit(plan: WritePlan, staged: Iterable[StagedTable]) -> Committed:
         return Committed(
             plan.publish_id, load(plan.storage, plan.branch).graph_version, skipped=True
         )
-    crash_records.refuse_foreign(plan.storage, plan.settings.orphan_grace_seconds)
     write = _Write(plan, by_table, touched)
     with Heartbeat(plan.storage, plan.publish_id, plan.settings.orphan_grace_seconds) as heartbeat:
         return write.run(heartbeat)
@@ -131,6 +132,7 @@ class _Write:
             lambda: load(plan.storage, plan.branch),
         )
         self._run_started = False
+        self._tables_tried = False
 
     def run(self, heartbeat: Heartbeat) -> Committed:
         """Go round until published, refused or out of time."""
@@ -157,7 +159,7 @@ class _Write:
         lost = 0
         while True:
             try:
-                return self._once(heartbeat, first=lost == 0)
+                return self._once(heartbeat)
             except (StartOver, ExpectedVersionMismatch, RowLevelCasContention) as error:
                 if isinstance(error, OmnigraphError) and not self._may_repeat(error):
                     raise
@@ -178,7 +180,7 @@ class _Write:
             return False
         return self._plan.mode == APPEND or not self._plan.expected
 
-    def _once(self, heartbeat: Heartbeat, *, first: bool) -> Published:
+    def _once(self, heartbeat: Heartbeat) -> Published:
         """Do one round, from a fresh snapshot to the publish."""
         plan = self._plan
         manifest = open_for_writing(plan.storage, plan.branch, plan.branch_identifier)
@@ -189,9 +191,11 @@ class _Write:
         if plan.txn is not None and check_txn(rows, plan.txn, frozenset(self._touched)):
             return Published(version, skipped=True)
         snapshot = fold(rows, plan.branch, version)
+        if self._is_published_by_others(snapshot):
+            self._round.files_used = True
+            return Published(version, skipped=True)
         self._check_expected(snapshot)
-        if not first:
-            self._refuse_half_published(snapshot)
+        crash_records.refuse_foreign(plan.storage, plan.settings.orphan_grace_seconds)
         branch = layout.lance_branch(plan.branch)
         entries = [
             replace(snapshot.tables[key], table_branch=branch)
@@ -209,6 +213,7 @@ class _Write:
     def _commit_tables(self, snapshot: Snapshot) -> Published:
         plan = self._plan
         moved: list[Moved] = []
+        self._tables_tried = True
         faults.point("commit.before_table")
         try:
             for number, key in enumerate(self._touched, start=1):
@@ -262,7 +267,7 @@ class _Write:
             branch=plan.branch,
             publish_id=plan.publish_id,
             changes=tuple(changes),
-            expected={**{one.table_key: one.before for one in moved}, **plan.expected},
+            expected={**{one.table_key: one.before for one in moved}, **self._expected()},
             guards=self._guards(snapshot) | frozenset(plan.expected),
             txn=plan.txn,
             retries=plan.settings.commit_retries,
@@ -286,31 +291,44 @@ class _Write:
                 guards.add(edge.table_key)
         return frozenset(key for key in guards if key in snapshot.tables)
 
+    def _expected(self) -> dict[str, int]:
+        """Return the plan's expectations, moved on where this write itself rolled a dead one back."""
+        expected = dict(self._plan.expected)
+        for key, version in expected.items():
+            while (healed := self._round.healed.get((self._plan.branch, key, version))) is not None:
+                expected[key] = version = healed
+        return expected
+
     def _check_expected(self, snapshot: Snapshot) -> None:
-        for key, version in sorted(self._plan.expected.items()):
+        for key, version in sorted(self._expected().items()):
             if snapshot.version(key) != version:
                 raise ExpectedVersionMismatch(key, version, snapshot.version(key))
 
-    def _refuse_half_published(self, snapshot: Snapshot) -> None:
-        """Refuse to go on if somebody's recovery published staged files of ours (PROTOCOL 2).
+    def _is_published_by_others(self, snapshot: Snapshot) -> bool:
+        """Tell whether somebody's recovery has published the staged files (PROTOCOL 2).
 
         Raises:
-            PublishOutcomeUnknown: staged files are part of a published version.
+            PublishOutcomeUnknown: some of them are part of a published version and some aren't.
         """
+        wanted = found = 0
         for key in self._touched:
             entry = snapshot.tables.get(key)
             ours = _paths(self._by_table[key])
+            wanted += len(ours)
             if entry is None or not ours or entry.table_version == self._plan.targets[key].version:
                 continue
             dataset = self._plan.storage.dataset(
                 entry.location, entry.table_branch, entry.table_version
             )
-            there = {f.path for fragment in dataset.get_fragments() for f in fragment.data_files()}
-            if ours & there:
-                raise PublishOutcomeUnknown(
-                    self._plan.publish_id,
-                    f"somebody published {len(ours & there)} of its {len(ours)} files of {key}",
-                )
+            with translated(f"Listing the files of {key}"):
+                fragments = dataset.get_fragments()
+            there = {file.path for fragment in fragments for file in fragment.data_files()}
+            found += len(ours & there)
+        if 0 < found < wanted:
+            raise PublishOutcomeUnknown(
+                self._plan.publish_id, f"somebody published {found} of its {wanted} files"
+            )
+        return 0 < found == wanted
 
     def _start_run(self, version: int) -> None:
         if self._run_started:
@@ -348,9 +366,27 @@ class _Write:
         """Clean up after a definite failure; the tables were put back by the round that failed."""
         if self._run_started:
             runs.finish_run(self._plan.storage, self._plan.publish_id, "failed", None)
-        self._tidy(heartbeat.remove)
+        if self._is_put_back():
+            self._tidy(heartbeat.remove)
         if not self._round.files_used:
             self._tidy(lambda: _delete_staged(self._plan, self._all_staged()))
+
+    def _is_put_back(self) -> bool:
+        """Tell whether no published table is left with an unpublished head of this write."""
+        if not self._tables_tried:
+            return True
+        try:
+            snapshot = load(self._plan.storage, self._plan.branch)
+        except OmnigraphError as error:
+            _log.warning("after write %s: %s", self._plan.publish_id, error)
+            return False
+        return all(
+            [
+                is_put_back(self._round, self._plan.targets[key], snapshot.tables[key])
+                for key in self._touched
+                if key in snapshot.tables
+            ]
+        )
 
     def _tidy(self, step: Callable[[], None]) -> None:
         try:

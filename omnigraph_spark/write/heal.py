@@ -10,10 +10,17 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+import pyarrow.compute as pc
+
 from omnigraph_spark import faults, layout
 from omnigraph_spark.branches import forks
-from omnigraph_spark.errors import ExpectedVersionMismatch, RowLevelCasContention
-from omnigraph_spark.history import commits, crash_records
+from omnigraph_spark.errors import (
+    BranchNotFoundError,
+    ExpectedVersionMismatch,
+    RowLevelCasContention,
+    StorageError,
+)
+from omnigraph_spark.history import commits, crash_records, runs
 from omnigraph_spark.history.crash_records import CrashRecord
 from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.lance_errors import DatasetNotFoundError
@@ -21,6 +28,7 @@ from omnigraph_spark.manifest.publisher import Publish, has_publish, publish
 from omnigraph_spark.manifest.rows import OURS, VersionRow
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, read_rows
 from omnigraph_spark.manifest.writable import open_for_writing
+from omnigraph_spark.storage import Storage
 from omnigraph_spark.write.table_commit import dataset_metadata
 from omnigraph_spark.write.table_head import Round, StartOver, settle
 
@@ -46,14 +54,34 @@ def resolve_dead(round_: Round, grace_seconds: float) -> int:
 
 
 def _resolve(round_: Round, record: CrashRecord) -> None:
-    manifest = open_for_writing(round_.storage, record.branch)
-    rows = read_rows(manifest)
-    if not has_publish(rows, record.publish_id):
-        snapshot = fold(rows, record.branch, int(manifest.version))
-        _log.warning("write %s died before its publish; rolling it back", record.publish_id)
-        roll_back(round_, snapshot, record.table_keys)
+    end = runs.ABORTED
+    try:
+        manifest = open_for_writing(round_.storage, record.branch)
+    except BranchNotFoundError:
+        _log.warning("write %s died on branch %s, which is gone", record.publish_id, record.branch)
+    else:
+        rows = read_rows(manifest)
+        if has_publish(rows, record.publish_id):
+            end = runs.PUBLISHED
+        else:
+            snapshot = fold(rows, record.branch, int(manifest.version))
+            _log.warning("write %s died before its publish; rolling it back", record.publish_id)
+            roll_back(round_, snapshot, record.table_keys)
+    _end_run(round_.storage, record.publish_id, end)
     faults.point("heal.before_record_delete")
     crash_records.delete(round_.storage, record.publish_id)
+
+
+def _end_run(storage: Storage, run_id: str, end: str) -> None:
+    """Note the end of a dead write's run, if the registry still says that it is running."""
+    try:
+        rows = runs.read_runs(storage)
+    except StorageError as error:
+        _log.warning("the end of run %s is not noted: %s", run_id, error)
+        return
+    states = rows.filter(pc.equal(rows["run_id"], run_id))["status"].to_pylist()
+    if states and states[-1] == runs.RUNNING:
+        runs.finish_run(storage, run_id, end, run_id if end == runs.PUBLISHED else None)
 
 
 def roll_back(round_: Round, snapshot: Snapshot, keys: tuple[str, ...]) -> None:
@@ -86,6 +114,10 @@ def roll_back(round_: Round, snapshot: Snapshot, keys: tuple[str, ...]) -> None:
         published = publish(round_.storage, request)
     except (ExpectedVersionMismatch, RowLevelCasContention) as error:
         raise StartOver(f"a rival published while a dead write was rolled back: {error}") from error
+    for row in changes:
+        if row.object_version is None:
+            place = (snapshot.branch, row.table_key, snapshot.version(row.table_key))
+            round_.healed[place] = row.table_version
     faults.point("heal.after_publish")
     commits.record_publish(
         round_.storage, snapshot.branch, publish_id, published.graph_version, None

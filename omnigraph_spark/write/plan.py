@@ -109,7 +109,7 @@ class WritePlan:
 
     `expected` are the versions that must still be the published ones at the commit, in every round:
     the caller's, the ones the frame was read from, and, for an overwrite, the ones it was planned on.
-    `unchecked` says that an overwrite knew no version that its rows were read from.
+    `unchecked` says that an overwrite knew, of a table it replaces, no version to expect but the head's.
     """
 
     storage: Storage
@@ -171,7 +171,8 @@ def plan_write(
         actor=options.actor,
         user_metadata=options.user_metadata,
         txn=options.txn,
-        unchecked=options.mode == OVERWRITE and not read_versions,
+        unchecked=options.mode == OVERWRITE
+        and not set(targets) <= {*(read_versions or {}), *options.expected_table_versions},
         branch_identifier=None
         if layout.lance_branch(options.branch) is None
         else branch_identifier(open_main(storage), options.branch),

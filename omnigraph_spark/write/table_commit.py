@@ -18,7 +18,7 @@ import pyarrow as pa
 from omnigraph_spark import faults, layout
 from omnigraph_spark.branches import forks
 from omnigraph_spark.errors import OmnigraphError, UnsupportedError
-from omnigraph_spark.lance_errors import DatasetNotFoundError, Outcome, outcome_of, typed
+from omnigraph_spark.lance_errors import DatasetNotFoundError, Outcome, outcome_of, translated, typed
 from omnigraph_spark.layout import PUBLISH_ID_PROPERTY
 from omnigraph_spark.manifest.rows import OURS, VersionRow
 from omnigraph_spark.manifest.snapshot import TableEntry
@@ -29,6 +29,8 @@ from omnigraph_spark.write.table_head import (
     Round,
     StartOver,
     commit,
+    is_clean,
+    owner_of,
     restore,
     settle,
     settle_absent,
@@ -101,7 +103,6 @@ def commit_table(
         StorageError: the store failed; what was committed is unpublished and healed by a later write.
     """
     fragments = _fragments(staged)
-    round_.files_used |= bool(fragments)
     added = sum(one.rows for one in staged)
     faults.point("table.before_commit")
     if entry is None:
@@ -112,13 +113,15 @@ def commit_table(
         before = entry.table_version
         removed = entry.row_count if target.mode == OVERWRITE else 0
     faults.point("table.after_commit")
+    with translated(f"Counting the rows of {target.table_key}"):
+        row_count = int(dataset.count_rows())
     return Moved(
         target.table_key,
         target.location,
         target.table_branch,
         before,
         int(dataset.version),
-        int(dataset.count_rows()),
+        row_count,
         added,
         removed,
     )
@@ -141,6 +144,27 @@ def put_back(round_: Round, moved: Moved, schema: pa.Schema) -> None:
         return
     empty = LanceOperation.Overwrite(schema, [])
     commit(head, moved.version, empty, round_.publish_id, undo=True, max_retries=0)
+
+
+def is_put_back(round_: Round, target: TableTarget, entry: TableEntry) -> bool:
+    """Put a table back whose head is this write's and unpublished, if a lost round couldn't.
+
+    Returns False where it stays ahead: then the write's crash record must stay too, or the engine's
+    next insert would adopt the head (FORMAT, "Crash records").
+    """
+    pinned = entry.table_version
+    try:
+        head = round_.storage.dataset(entry.location, target.table_branch)
+        if head.version > pinned and not is_clean(head, pinned):
+            if owner_of(head) != round_.publish_id:
+                return True
+            restore(head, pinned, round_.publish_id)
+    except DatasetNotFoundError:
+        return True
+    except (StartOver, OmnigraphError) as error:
+        _log.warning("%s could not be put back to %d: %s", target.table_key, pinned, error)
+        return False
+    return True
 
 
 def manifest_metadata(round_: Round, moved: Moved) -> dict[str, Any]:
@@ -193,6 +217,7 @@ def _extend(
     for one in staged:
         field_map.check(target.table_key, one.fields, now)
     before = int(head.version)
+    round_.files_used |= bool(fragments)
     if target.mode != OVERWRITE:
         made = commit(head, before, LanceOperation.Append(fragments), round_.publish_id)
         return _contiguous(made, before, round_.publish_id)
@@ -250,6 +275,7 @@ def _create(
         )
     head = strip(head)
     before = int(head.version)
+    round_.files_used |= bool(fragments)
     replaced = LanceOperation.Overwrite(target.schema, fragments)
     made = commit(head, before, replaced, round_.publish_id, max_retries=0)
     made = _contiguous(made, before, round_.publish_id)
@@ -265,6 +291,7 @@ def _first_version(round_: Round, target: TableTarget, fragments: list[Any]) -> 
 
     storage = round_.storage
     uri = storage.dataset_uri(target.location)
+    round_.files_used |= bool(fragments)
     if fragments:
         made = commit(
             uri,
@@ -296,7 +323,9 @@ def _first_version(round_: Round, target: TableTarget, fragments: list[Any]) -> 
 def _indexes(head: LanceDataset) -> list[tuple[str, Any, str]]:
     """Return (name, type, column) of the indices that an overwrite drops and can build again."""
     found = []
-    for index in head.list_indices():
+    with translated("Listing the indices of a table"):
+        present = head.list_indices()
+    for index in present:
         kind = _SCALAR_INDEX.get(str(index["type"]))
         if kind is None or len(index["fields"]) != 1:
             _log.warning(
