@@ -1,0 +1,198 @@
+"""`OmniGraph`: a thin handle of one graph; every method is one call into a module below or to Spark."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from omnigraph_spark import layout, options
+from omnigraph_spark.options import WriteOptions
+from omnigraph_spark.storage import normalize_root
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+
+    from omnigraph_spark.write.commit import Committed
+
+FORMAT = "omnigraph"
+_PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
+_log = logging.getLogger(__name__)
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("omnigraph")` known to a session, and let Spark push filters into it.
+
+    Needed only where the package isn't installed as Spark expects it (FACTS 9); the log says what was
+    set. Without the setting reads give the same rows and take longer; Spark 4.0 has no such setting
+    and ignores it.
+    """
+    from omnigraph_spark.datasource import OmnigraphDataSource
+
+    spark.dataSource.register(OmnigraphDataSource)
+    spark.conf.set(_PUSH_DOWN, "true")
+    _log.info("registered the data source %s; %s is now true", FORMAT, _PUSH_DOWN)
+
+
+@dataclass(frozen=True)
+class OmniGraph:
+    """A graph at a path, as a Spark session sees it. Holds no connection and no snapshot.
+
+    `storage` are storage options by Lance's keys (`aws_endpoint`), kept out of `repr`.
+    """
+
+    spark: SparkSession = field(repr=False)
+    uri: str
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def for_path(cls, spark: SparkSession, uri: str, **storage: str) -> OmniGraph:
+        """Return the handle of the graph at `uri`; opens nothing, and the graph need not be there.
+
+        >>> OmniGraph.for_path(spark, "s3://bucket/g", aws_region="eu-west-1")  # doctest: +SKIP
+
+        Raises:
+            OptionError: a scheme that can't be opened, or user info in the URI.
+        """
+        prefix = "storage."
+        return cls(
+            spark,
+            normalize_root(uri),
+            {key.removeprefix(prefix): str(value) for key, value in storage.items()},
+        )
+
+    def table(
+        self,
+        name: str,
+        *,
+        columns: list[str] | None = None,
+        branch: str | None = None,
+        version: int | str | None = None,
+    ) -> DataFrame:
+        """Return one table as a frame: `node:Person`, `edge:Knows`, or a bare name that fits one.
+
+        `version` is a graph version, a commit id or a tag; None reads the newest, pinned from here on.
+
+        Raises:
+            AnalysisException: with the typed error's text (`from_spark` gives it back).
+        """
+        reader = self._reader(branch, version).option("table", name)
+        if columns is not None:
+            reader = reader.option("columns", ",".join(columns))
+        return reader.load(self.uri)
+
+    def graph(self, *, branch: str | None = None, version: int | str | None = None) -> DataFrame:
+        """Return the whole graph as one frame (`unpack` takes it apart).
+
+        Raises:
+            AnalysisException: with the typed error's text.
+        """
+        return self._reader(branch, version).load(self.uri)
+
+    def tables(self, *, branch: str | None = None, version: int | str | None = None) -> DataFrame:
+        """Return the tables of a snapshot: key, versions, rows, location.
+
+        Raises:
+            AnalysisException: with the typed error's text.
+        """
+        return self._reader(branch, version).option("metadata", "tables").load(self.uri)
+
+    def history(self, *, branch: str | None = None) -> DataFrame:
+        """Return the commits of a branch: version, commit ids, actor, time, what changed.
+
+        Raises:
+            AnalysisException: with the typed error's text.
+        """
+        return self._reader(branch, None).option("metadata", "history").load(self.uri)
+
+    def refs(self) -> DataFrame:
+        """Return the branches and tags.
+
+        Raises:
+            AnalysisException: with the typed error's text.
+        """
+        return self._reader(None, None).option("metadata", "refs").load(self.uri)
+
+    def write(
+        self,
+        frames: Mapping[str, DataFrame],
+        *,
+        mode: str = "append",
+        branch: str = layout.MAIN,
+        **write_options: str,
+    ) -> Committed:
+        """Write many table frames in one commit; returns its publish id and graph version.
+
+        One ordinary Spark write per table stages its rows, then one publish shows them all. Runs in the
+        calling process, which must reach the storage. `write_options` are the data source's options by
+        name (`endpoints="Knows: Person -> Person"`, `userMetadata=…`).
+
+        Raises:
+            OptionError, SchemaMismatchError, IntegrityError, TableNotFoundError: before anything is
+                written.
+            ExpectedVersionMismatch, CommitTimeoutError, RowLevelCasContention: others published
+                first; nothing was published.
+            PublishOutcomeUnknown: the store never said; nothing was deleted.
+            PythonException, AnalysisException: a frame failed while it was computed, or rows don't fit
+                (`from_spark` gives the typed error back); nothing was published.
+        """
+        from omnigraph_spark.write import bulk, frame_plan
+
+        plan = frame_plan.plan_frames(
+            self._write_options(mode, branch, write_options),
+            {name: frame.schema for name, frame in frames.items()},
+        )
+        by_key = {frame_plan.key_among(plan, name): frame for name, frame in frames.items()}
+
+        def stage_table(key: str, text: str) -> None:
+            writer = by_key[key].write.format(FORMAT).mode("append")
+            writer.options(**self._spark_storage()).option(bulk.STAGE_OPTION, text).save(self.uri)
+
+        return bulk.write_all(plan, stage_table)
+
+    def create_views(
+        self,
+        prefix: str = "",
+        *,
+        branch: str | None = None,
+        version: int | str | None = None,
+    ) -> dict[str, str]:
+        """Make one temporary view per table, all of one snapshot; returns {table key: view name}.
+
+        A view is named `{prefix}{type}`; where a node and an edge type share a name,
+        `{prefix}{kind}_{type}`. Views of the same names are replaced.
+
+        Raises:
+            AnalysisException: with the typed error's text.
+        """
+        tables = self.tables(branch=branch, version=version).select("table_key", "version").collect()
+        names = _view_names(prefix, [row.table_key for row in tables])
+        for row in tables:
+            pinned = self.table(row.table_key, branch=branch, version=row.version)
+            pinned.createOrReplaceTempView(names[row.table_key])
+        return names
+
+    def _reader(self, branch: str | None, version: int | str | None) -> DataFrameReader:
+        reader = self.spark.read.format(FORMAT).options(**self._spark_storage())
+        if branch is not None:
+            reader = reader.option("branch", branch)
+        if version is not None:
+            reader = reader.option("versionAsOf", str(version))
+        return reader
+
+    def _spark_storage(self) -> dict[str, str]:
+        return {f"storage.{key}": value for key, value in self.storage.items()}
+
+    def _write_options(self, mode: str, branch: str, given: Mapping[str, str]) -> WriteOptions:
+        raw = {**self._spark_storage(), **given, "path": self.uri, "branch": branch}
+        return WriteOptions.of(options.parse({"writeMode": mode, **raw}), mode == "overwrite")
+
+
+def _view_names(prefix: str, keys: list[str]) -> dict[str, str]:
+    kinds = {key: layout.split_table_key(key) for key in keys}
+    lowered = [name.lower() for _, name in kinds.values()]
+    return {
+        key: f"{prefix}{name}" if lowered.count(name.lower()) == 1 else f"{prefix}{kind}_{name}"
+        for key, (kind, name) in kinds.items()
+    }

@@ -1,0 +1,98 @@
+"""From a frame's batches to the batches of each table, ids filled in; no Spark needed.
+
+Runs on executors, once per batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnigraph_spark import frame_batches, layout
+from omnigraph_spark.arrow_write import to_table_batch
+from omnigraph_spark.errors import IntegrityError
+from omnigraph_spark.frame_batches import Ownership
+from omnigraph_spark.ids import ulids
+from omnigraph_spark.write.plan import TableTarget
+
+_SAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where a frame's rows go: all to the table `single`, or each where its `_table` says.
+
+    `ownership` is used for whole-graph frames only. Plain data, picklable.
+    """
+
+    single: str | None = None
+    ownership: Ownership | None = None
+
+
+def route(
+    routing: Routing, targets: Mapping[str, TableTarget], batches: Iterable[pa.RecordBatch]
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield (table key, rows in exactly the table's Arrow schema) for the batches of a task.
+
+    Raises:
+        IntegrityError: a null `_table`, a null where the table allows none, or an `id` that isn't its
+            row's key.
+        SchemaMismatchError: a table that the write doesn't know, a value in a column that the row's
+            table doesn't have, or one that doesn't fit its column exactly.
+    """
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        parts: Iterable[tuple[str, pa.RecordBatch]]
+        if routing.single is not None:
+            parts = [(routing.single, batch)]
+        else:
+            parts = frame_batches.route(batch, routing.ownership or {})
+        for key, rows in parts:
+            filled = _with_ids(rows, targets[key])
+            yield key, to_table_batch(filled, targets[key].schema, key)
+
+
+def _with_ids(rows: pa.RecordBatch, target: TableTarget) -> pa.RecordBatch:
+    """Fill null and missing ids: an edge's with a ULID, a keyed node's with its key (DESIGN 2)."""
+    known = rows.schema.names
+    given = rows.column("id").cast(pa.utf8()) if "id" in known else None
+    missing = rows.num_rows if given is None else given.null_count
+    if layout.is_edge(target.table_key):
+        if not missing:
+            return rows
+        made = ulids(rows.num_rows)
+        return _put_ids(rows, made if given is None else pc.if_else(given.is_null(), made, given))
+    if target.key is None or target.key not in known:
+        return rows
+    key = rows.column(target.key).cast(pa.utf8())
+    if given is None:
+        return _put_ids(rows, key)
+    _refuse_other_ids(given, key, target)
+    return _put_ids(rows, pc.if_else(given.is_null(), key, given)) if missing else rows
+
+
+def _refuse_other_ids(given: pa.Array, key: pa.Array, target: TableTarget) -> None:
+    differing = pc.fill_null(pc.not_equal(given, key), False)
+    if not pc.any(differing).as_py():
+        return
+    samples = given.filter(differing).slice(0, _SAMPLES).to_pylist()
+    raise IntegrityError(
+        f"A row of {target.table_key} has an id that isn't its key {target.key}",
+        expected=f"id = {target.key}, or no id",
+        found=f"id {samples[0]!r}",
+        hint=f"Leave id out: it becomes the value of {target.key}",
+        table_key=target.table_key,
+        rule="id is the key",
+        samples=samples,
+    )
+
+
+def _put_ids(rows: pa.RecordBatch, ids: pa.Array) -> pa.RecordBatch:
+    place = rows.schema.get_field_index("id")
+    if place < 0:
+        return rows.append_column("id", ids)
+    return rows.set_column(place, "id", ids)
