@@ -261,7 +261,9 @@ def pack(
     for key, frame in frames.items():
         layout.split_table_key(key)
         schemas[key] = _checked(key, frame.schema)
-    wide = whole_graph_schema(schemas, _ends(endpoints or {}), _checked_keys(keys or {}, schemas))
+    wide = whole_graph_schema(
+        schemas, checked_endpoints(endpoints or {}), _checked_keys(keys or {}, schemas)
+    )
     owned = ownership(wide, schemas)
     parts = [_widened(key, frame, wide, owned[key]) for key, frame in frames.items()]
     marks = {
@@ -288,7 +290,12 @@ def _checked(key: str, schema: StructType) -> StructType:
     return schema
 
 
-def _ends(endpoints: Mapping[str, str | tuple[str, str]]) -> dict[str, tuple[str, str]]:
+def checked_endpoints(endpoints: Mapping[str, str | tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """Return the ends of edge types by name, from texts such as `Person -> Company` or pairs.
+
+    Raises:
+        OptionError: not of that form, or a hostile name.
+    """
     ends = {}
     for edge, given in endpoints.items():
         pieces = given.split("->") if isinstance(given, str) else list(given)
