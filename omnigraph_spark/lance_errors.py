@@ -20,7 +20,9 @@ _CONFLICT = re.compile(
     r"commit conflict|conflicts? with|incompatible with concurrent"
     r"|concurrent (?:writers|transaction)|retryable commit|too many concurrent"
     r"|preempted by concurrent|failed to commit the transaction"
-    r"|already exists|0\.manifest was not found|modified by a concurrent",
+    r"|already exists|/0\.manifest was not found|modified by a concurrent"
+    # what the second of two that fork one branch gets
+    r"|clone operation should not enter build_manifest",
     re.IGNORECASE,
 )
 _NOT_FOUND = re.compile(r"was not found|not found:|does not exist|no such file", re.IGNORECASE)

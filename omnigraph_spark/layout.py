@@ -30,7 +30,7 @@ EDGE = "edge"
 _FOLDER = {NODE: "nodes", EDGE: "edges"}
 _TYPE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _MAX_NAME = 128
-_MAX_BRANCH = 200  # of the ref's file name, which must fit into 255 bytes with what stores add
+_MAX_BRANCH = 200  # of the ref's file name: with what Lance adds it must fit into 255 bytes
 _BRANCH_SEGMENT = re.compile(r"[A-Za-z0-9._\-]+\Z")
 _RESERVED_BRANCH = re.compile(r"__run__|__schema_apply_lock__\Z")
 
@@ -158,7 +158,7 @@ def check_branch_name(name: str) -> str:
             f"{_shown(name)} is no branch name",
             expected=(
                 "letters, digits, '.', '-' and '_', in parts joined by '/', no part starting with"
-                f" '.', at most {_MAX_BRANCH} characters"
+                f" '.', at most {_MAX_BRANCH} characters (a '/' counts five)"
             ),
         )
     if _RESERVED_BRANCH.match(name):
@@ -167,8 +167,8 @@ def check_branch_name(name: str) -> str:
 
 
 def _ref_file(branch: str) -> str:
-    """Return a branch's name as its ref file spells it (FORMAT, "Tree": percent-encoded)."""
-    return branch.replace("/", "%2F")
+    """Return a branch's name as a file name holds it while Lance writes the ref: encoded twice."""
+    return branch.replace("/", "%252F")
 
 
 def lance_branch(branch: str | None) -> str | None:
