@@ -29,14 +29,13 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.history import commits, crash_records, runs
 from omnigraph_spark.history.crash_records import Heartbeat
-from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest import compaction, init
 from omnigraph_spark.manifest.publisher import Publish, Published, has_publish, publish
 from omnigraph_spark.manifest.rows import ManifestRow, TableRow
 from omnigraph_spark.manifest.snapshot import Snapshot, fold, load, read_rows
 from omnigraph_spark.manifest.txn import check_txn
 from omnigraph_spark.manifest.writable import open_for_writing
-from omnigraph_spark.write import heal
+from omnigraph_spark.write import heal, staged_files
 from omnigraph_spark.write.plan import APPEND, CREATE, OVERWRITE, TableTarget, WritePlan
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_commit import (
@@ -52,8 +51,6 @@ _FIRST_PAUSE_SECONDS = 0.01
 _LONGEST_PAUSE_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class Committed:
     """A write that is done; `skipped`: its `txn` was there before, or it had nothing to publish."""
@@ -99,7 +96,7 @@ def abort(plan: WritePlan, staged: Iterable[StagedTable], *, complete: bool) -> 
     a task failed and `commit` was never entered. Otherwise `commit` has done what is safe (DESIGN 5).
     """
     if not complete:
-        _delete_staged(plan, staged)
+        staged_files.delete(plan, staged)
 
 
 def _by_table(plan: WritePlan, staged: Iterable[StagedTable]) -> dict[str, list[StagedTable]]:
@@ -148,7 +145,7 @@ class _Write:
         if published.skipped:
             self._tidy(
                 lambda: (
-                    _delete_staged(plan, self._all_staged()) if not self._round.files_used else None
+                    staged_files.delete(plan, self._all_staged()) if not self._round.files_used else None
                 )
             )
         self._after_publish(heartbeat, published)
@@ -191,7 +188,7 @@ class _Write:
         if plan.txn is not None and check_txn(rows, plan.txn, frozenset(self._touched)):
             return Published(version, skipped=True)
         snapshot = fold(rows, plan.branch, version)
-        if self._is_published_by_others(snapshot):
+        if staged_files.are_published(plan, self._by_table, snapshot):
             self._round.files_used = True
             return Published(version, skipped=True)
         self._check_expected(snapshot)
@@ -304,32 +301,6 @@ class _Write:
             if snapshot.version(key) != version:
                 raise ExpectedVersionMismatch(key, version, snapshot.version(key))
 
-    def _is_published_by_others(self, snapshot: Snapshot) -> bool:
-        """Tell whether somebody's recovery has published the staged files (PROTOCOL 2).
-
-        Raises:
-            PublishOutcomeUnknown: some of them are part of a published version and some aren't.
-        """
-        wanted = found = 0
-        for key in self._touched:
-            entry = snapshot.tables.get(key)
-            ours = _paths(self._by_table[key])
-            wanted += len(ours)
-            if entry is None or not ours or entry.table_version == self._plan.targets[key].version:
-                continue
-            dataset = self._plan.storage.dataset(
-                entry.location, entry.table_branch, entry.table_version
-            )
-            with translated(f"Listing the files of {key}"):
-                fragments = dataset.get_fragments()
-            there = {file.path for fragment in fragments for file in fragment.data_files()}
-            found += len(ours & there)
-        if 0 < found < wanted:
-            raise PublishOutcomeUnknown(
-                self._plan.publish_id, f"somebody published {found} of its {wanted} files"
-            )
-        return 0 < found == wanted
-
     def _start_run(self, version: int) -> None:
         if self._run_started:
             return
@@ -398,20 +369,3 @@ class _Write:
         return [one for staged in self._by_table.values() for one in staged]
 
 
-def _paths(staged: Iterable[StagedTable]) -> set[str]:
-    return {f["path"] for one in staged for fragment in one.fragments for f in fragment["files"]}
-
-
-def _delete_staged(plan: WritePlan, staged: Iterable[StagedTable]) -> None:
-    """Delete the data files of fragments that were never part of a table commit.
-
-    A blob column keeps its bytes in a folder beside the data file that is named after it.
-    """
-    for one in staged:
-        target = plan.targets[one.table_key]
-        line = f"/tree/{target.table_branch}" if target.table_branch else ""
-        folder = f"{target.location}{line}/data"
-        for path in _paths([one]):
-            plan.storage.delete(f"{folder}/{path}")
-            for info in plan.storage.list(f"{folder}/{path.rsplit('.', 1)[0]}"):
-                plan.storage.delete(info.path)

@@ -18,7 +18,13 @@ import pyarrow as pa
 from omnigraph_spark import faults, layout
 from omnigraph_spark.branches import forks
 from omnigraph_spark.errors import OmnigraphError, UnsupportedError
-from omnigraph_spark.lance_errors import DatasetNotFoundError, Outcome, outcome_of, translated, typed
+from omnigraph_spark.lance_errors import (
+    DatasetNotFoundError,
+    Outcome,
+    outcome_of,
+    translated,
+    typed,
+)
 from omnigraph_spark.layout import PUBLISH_ID_PROPERTY
 from omnigraph_spark.manifest.rows import OURS, VersionRow
 from omnigraph_spark.manifest.snapshot import TableEntry
