@@ -51,6 +51,8 @@ _FIRST_PAUSE_SECONDS = 0.01
 _LONGEST_PAUSE_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True)
 class Committed:
     """A write that is done; `skipped`: its `txn` was there before, or it had nothing to publish."""
@@ -142,12 +144,8 @@ class _Write:
             self._failed(heartbeat)
             raise
         faults.point("commit.published")
-        if published.skipped:
-            self._tidy(
-                lambda: (
-                    staged_files.delete(plan, self._all_staged()) if not self._round.files_used else None
-                )
-            )
+        if published.skipped and not self._round.files_used:
+            self._tidy(lambda: staged_files.delete(plan, self._all_staged()))
         self._after_publish(heartbeat, published)
         return Committed(plan.publish_id, published.graph_version, published.skipped)
 
@@ -340,7 +338,7 @@ class _Write:
         if self._is_put_back():
             self._tidy(heartbeat.remove)
         if not self._round.files_used:
-            self._tidy(lambda: _delete_staged(self._plan, self._all_staged()))
+            self._tidy(lambda: staged_files.delete(self._plan, self._all_staged()))
 
     def _is_put_back(self) -> bool:
         """Tell whether no published table is left with an unpublished head of this write."""
@@ -351,13 +349,12 @@ class _Write:
         except OmnigraphError as error:
             _log.warning("after write %s: %s", self._plan.publish_id, error)
             return False
-        return all(
-            [
-                is_put_back(self._round, self._plan.targets[key], snapshot.tables[key])
-                for key in self._touched
-                if key in snapshot.tables
-            ]
-        )
+        put_back = [
+            is_put_back(self._round, self._plan.targets[key], snapshot.tables[key])
+            for key in self._touched
+            if key in snapshot.tables
+        ]
+        return all(put_back)
 
     def _tidy(self, step: Callable[[], None]) -> None:
         try:
@@ -367,5 +364,3 @@ class _Write:
 
     def _all_staged(self) -> list[StagedTable]:
         return [one for staged in self._by_table.values() for one in staged]
-
-
