@@ -180,8 +180,7 @@ def _inherited_head(storage: Storage, branch: str) -> Commit | None:
     if missing:
         _append_missing(storage, fork.parent, missing[-1], None)
         return _inherited_head(storage, branch)
-    # The numbers of a branch go on from its fork, which is no publish of its own.
-    return replace(inherited[-1], manifest_version=fork.version) if inherited else None
+    return inherited[-1] if inherited else None
 
 
 def _chained(
@@ -286,7 +285,7 @@ def read_commits(storage: Storage, branch: str = layout.MAIN) -> list[Commit]:
         raw += [c for c in _own(storage, name) if limit is None or c.manifest_version <= limit]
         if fork is None:
             return _with_actors(storage, _chosen(raw))
-        limit = fork.version if limit is None else min(limit, fork.version)
+        limit = fork.version
         name = fork.parent
 
 

@@ -21,6 +21,7 @@ from tests.support import graphs
 from tests.support.catalogs import publish_version
 
 KEY = "node:Person"
+STAMP_KEY = "omnigraph:internal_schema_version"
 LINEAGE = (layout.GRAPH_COMMITS, layout.GRAPH_COMMIT_ACTORS)
 
 
@@ -83,6 +84,17 @@ def test_the_engines_graphs_are_left_alone(tmp_path: Path, generation: str, grap
     before = graphs.file_hashes(root)
     init_graph(Storage.at(str(root)))
     assert graphs.file_hashes(root) == before
+
+
+@pytest.mark.parametrize("stamp", ["3", "none of ours"])
+def test_an_empty_graph_with_another_stamp_is_left_alone(storage: Storage, stamp: str) -> None:
+    init_graph(storage)
+    for name in LINEAGE:
+        shutil.rmtree(Path(storage.root) / name)
+    storage.dataset(layout.MANIFEST).update_schema_metadata({STAMP_KEY: stamp})
+    before = graphs.file_hashes(Path(storage.root))
+    init_graph(storage)
+    assert graphs.file_hashes(Path(storage.root)) == before
 
 
 def test_other_files_in_the_folder_stay(storage: Storage) -> None:

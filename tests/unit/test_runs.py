@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from omnigraph_spark import auto_cleanup, layout
-from omnigraph_spark.history import runs
+from omnigraph_spark.history import append_log, runs
 from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.storage import Storage
 from tests.support import graphs
@@ -105,7 +105,10 @@ def test_an_end_is_noted_once(storage: Storage) -> None:
     assert runs.read_runs(storage)["status"].to_pylist() == ["running", "aborted"]
 
 
-def test_an_end_is_found_its_start_far_behind_others(storage: Storage) -> None:
+def test_an_end_finds_its_start_far_behind_others(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(append_log, "SMALL_ROWS", 1)
     start(storage, run_id := new_ulid())
     for _ in range(40):
         start(storage, new_ulid())
@@ -123,8 +126,12 @@ def test_an_end_without_a_start_is_left_out_and_logged(
 
 
 def test_a_registry_that_cant_be_written_is_a_warning_with_its_cause(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def again(_: float) -> None:
+        raise AssertionError("a failure that isn't a rival's was tried again")
+
+    monkeypatch.setattr("time.sleep", again)
     (tmp_path / "graph").mkdir()
     (tmp_path / "graph" / layout.GRAPH_RUNS).write_text("not a folder")
     with caplog.at_level(logging.WARNING):
