@@ -1,6 +1,6 @@
 """The engine's schema files: `_schema.pg`, `_schema.ir.json`, `__schema_state.json`."""
 
-from omnigraph_spark.engine_schema.files import add_types, read, repair
+from omnigraph_spark.engine_schema.files import add_types, read, repair, types_to_add
 from omnigraph_spark.engine_schema.ir import ir_json, state_json
 from omnigraph_spark.engine_schema.model import EdgeType, EngineSchema, NodeType, Property, of_arrow
 from omnigraph_spark.engine_schema.pg import parse_pg, render_pg
@@ -18,4 +18,5 @@ __all__ = [
     "render_pg",
     "repair",
     "state_json",
+    "types_to_add",
 ]

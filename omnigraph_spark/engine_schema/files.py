@@ -8,6 +8,7 @@ usual, since we go by `_schema.pg`, and that the engine refuses until the next `
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from dataclasses import replace
@@ -24,9 +25,15 @@ from omnigraph_spark.engine_schema.model import (
     same_definition,
 )
 from omnigraph_spark.engine_schema.pg import parse_pg, render_pg
-from omnigraph_spark.errors import CorruptManifestError, SchemaMismatchError, StorageError
+from omnigraph_spark.errors import (
+    CorruptManifestError,
+    SchemaMismatchError,
+    StorageError,
+    UnsupportedError,
+)
 from omnigraph_spark.storage import Storage
 
+_log = logging.getLogger(__name__)
 _ATTEMPTS = 20
 _MAX_PAUSE_SECONDS = 0.2
 
@@ -59,7 +66,8 @@ def add_types(storage: Storage, new: EngineSchema) -> None:
     What is there stays: `_schema.pg` byte for byte, with the new types' text behind it, and the
     entries of the JSON files, keys that this version doesn't know included. A type that is there
     with the same definition is left alone, so the call may be repeated. Files that disagree, or are
-    missing, are made to agree on the way.
+    missing, are made to agree on the way, also when `new` is empty: a write that adds no type calls
+    this too, and isn't refused if it can't be done.
 
     Two writers at once: the last put of a file wins, so each looks again after its puts, and merges
     its types in once more if they are gone. What is left: a writer that stalls between its read and
@@ -76,6 +84,7 @@ def add_types(storage: Storage, new: EngineSchema) -> None:
             module's text says what that means.
     """
     if not new.types():
+        _repair_if_possible(storage)
         return
     pause_seconds = 0.0
     for _ in range(_ATTEMPTS):
@@ -112,6 +121,36 @@ def repair(storage: Storage) -> bool:
     return True
 
 
+def _repair_if_possible(storage: Storage) -> None:
+    try:
+        repair(storage)
+    except (CorruptManifestError, UnsupportedError) as error:
+        _log.warning("The schema files of %s stay as they are: %s", storage.root, error)
+
+
+def types_to_add(there: EngineSchema, new: EngineSchema) -> list[NodeType | EdgeType]:
+    """Return the types of `new` that aren't there yet; pure, so a plan can ask before tasks run.
+
+    Raises:
+        SchemaMismatchError, OptionError: as `add_types`.
+    """
+    added: list[NodeType | EdgeType] = []
+    for one in new.types():
+        old = there.of_table(one.table_key)
+        if old is None:
+            check_type_name(one.name)
+            added.append(replace(one, implements=()) if isinstance(one, NodeType) else one)
+        elif not same_definition(old, one):
+            raise SchemaMismatchError(
+                f"{one.table_key} is in {layout.SCHEMA_PG} with another definition",
+                expected=describe(old),
+                found=describe(one),
+                hint="Write the columns that the type has, or use another type name",
+            )
+    _check_edges(there, added)
+    return added
+
+
 def _agree(storage: Storage, text: str | None) -> bool:
     """Tell whether the JSON files are there, vouch for each other, and hold what `text` says.
 
@@ -140,21 +179,7 @@ def _put_all(storage: Storage, text: str, changed: bool) -> None:
 
 def _merged(text: str | None, new: EngineSchema) -> str:
     """Return the text of `_schema.pg` with the types that it lacks behind it."""
-    there = parse_pg(text or "")
-    added: list[NodeType | EdgeType] = []
-    for one in new.types():
-        old = there.of_table(one.table_key)
-        if old is None:
-            check_type_name(one.name)
-            added.append(replace(one, implements=()) if isinstance(one, NodeType) else one)
-        elif not same_definition(old, one):
-            raise SchemaMismatchError(
-                f"{one.table_key} is in {layout.SCHEMA_PG} with another definition",
-                expected=describe(old),
-                found=describe(one),
-                hint="Write the columns that the type has, or use another type name",
-            )
-    _check_edges(there, added)
+    added = types_to_add(parse_pg(text or ""), new)
     if not added:
         return text or ""
     rendered = render_pg(added)

@@ -129,11 +129,12 @@ class _Parser:
     def _property(self) -> Property:
         name = self._take(_WORD, "a property, @rule or }")
         self._expect(":")
+        at = self._at
         text = self._take(_TYPE, "a type")
         try:
             engine_type = engine_types.parse(text)
         except OptionError as error:
-            raise self._error(str(error.expected), text) from error
+            raise self._error(str(error.expected), text, at) from error
         return Property(name, engine_type, self._annotations())
 
     def _annotations(self) -> tuple[Annotation, ...]:
@@ -239,8 +240,8 @@ class _Parser:
         line = self._text[self._at : self._at + 40].split("\n", 1)[0]
         return repr(line) if self._at < len(self._text) else "the end of the file"
 
-    def _error(self, expected: str, found: str) -> CorruptManifestError:
-        line = self._text.count("\n", 0, self._at) + 1
+    def _error(self, expected: str, found: str, at: int | None = None) -> CorruptManifestError:
+        line = self._text.count("\n", 0, self._at if at is None else at) + 1
         return CorruptManifestError(
             f"{layout.SCHEMA_PG} can't be read at line {line}",
             expected=expected,
