@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from omnigraph_spark import auto_cleanup, layout
+from omnigraph_spark.errors import StorageError
 from omnigraph_spark.history import append_log, commits, runs
 from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.manifest import snapshot
@@ -20,6 +21,7 @@ from omnigraph_spark.manifest.init import init_graph
 from omnigraph_spark.storage import Storage
 from tests.support import graphs
 from tests.support.catalogs import publish_version
+from tests.support.stores import Store
 
 KEY = "node:Person"
 NOW = datetime.datetime(2026, 1, 1)
@@ -70,7 +72,7 @@ def test_the_manifest_keeps_few_fragments_and_every_version(graph: Storage) -> N
 
 def test_nothing_is_done_but_at_every_sixteenth_version(graph: Storage) -> None:
     for version in range(1, 4):
-        write(graph, KEY, version)
+        publish_version(graph, KEY, version)
     before = graphs.file_hashes(Path(graph.root))
     for version in (1, 15, 17, 31):
         compact_own_datasets(graph, "main", version)
@@ -149,6 +151,35 @@ def test_publishes_go_on_while_others_compact(graph: Storage) -> None:
     assert [c.manifest_version for c in lineage[1:]] == sorted(v for r in results for v in r)
     rows = snapshot.read_rows(graph.dataset(layout.MANIFEST))
     assert rows.num_rows == workers * (count + 1)
+
+
+def test_all_of_it_works_on_any_store(store: Store) -> None:
+    storage = store.storage("graph")
+    init_graph(storage)
+    init_graph(storage)
+    for version in range(1, 19):
+        run_id = new_ulid()
+        runs.start_run(
+            storage,
+            run_id=run_id,
+            branch="main",
+            base_version=1,
+            base_commit_id=None,
+            operation_hash=None,
+            actor="ada",
+        )
+        write(storage, KEY, version)
+        runs.finish_run(storage, run_id, runs.FAILED)
+    assert snapshot.load(storage).version(KEY) == 18
+    lineage = commits.read_commits(storage)
+    assert len(lineage) == 19
+    assert {c.actor_id for c in lineage[1:]} == {"ada"}
+    assert runs.read_runs(storage)["status"].to_pylist() == ["running", "failed"] * 18
+    for name in (layout.MANIFEST, layout.GRAPH_COMMITS, layout.GRAPH_RUNS):
+        assert fragments(storage, name) <= append_log.COMPACT_EVERY
+    with pytest.raises(StorageError, match="OMNIGRAPH_STORAGE"):
+        storage.create_dataset(layout.GRAPH_RUNS, runs.RUNS.schema.empty_table())
+    assert runs.read_runs(storage).num_rows == 36
 
 
 # --- the logs ----------------------------------------------------------------------------------
