@@ -69,8 +69,8 @@ def show(spark: SparkSession, folder: Path) -> None:
     with timed("read"):
         rows = whole.count()
     print(f"{rows} rows, {len(whole.columns)} columns: {shortened(whole.columns)}")
-    some = whole.where("_table like 'edge:%'").select("_table", "id", "src", "dst").limit(3)
-    table(some.columns, some.collect())
+    some = whole.where("_table like 'edge:%'").select("_table", "id", "src", "dst")
+    table(some.columns, some.orderBy("_table", "id").limit(3).collect())
 
     headline("2. Write it as a new graph: all tables in one commit")
     with timed("write"):
@@ -155,6 +155,7 @@ def start_spark(folder: str) -> SparkSession:
     """Start Spark on two cores, all of its files below `folder`."""
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("LANCE_LOG", "error")
     spark = (
         SparkSession.builder.master("local[2]")
         .appName("omnigraph-demo")
