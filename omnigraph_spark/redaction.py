@@ -9,8 +9,11 @@ _SECRET_NAME = (
     r"|api_?key|signature|authorization"
 )
 _SECRET_KEY = re.compile(rf"{_SECRET_NAME}|sas|session|pem", re.IGNORECASE)
-# What stands before the host: user and password, or a token. `container@account` of Azure is none.
-_URI_USERINFO = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.\-]*)://(?P<info>[^/\s@]+)@")
+# What stands before the host: user and password (which may hold a slash), or a token.
+# `container@account` of Azure is none.
+_URI_USERINFO = re.compile(
+    r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.\-]*)://(?P<info>[^/\s@:]*:[^\s@]+|[^/\s@]+)@"
+)
 _AZURE = frozenset({"abfs", "abfss", "wasb", "wasbs"})
 _KEY_VALUE = re.compile(
     rf"(?P<key>[\w.\-]*(?:{_SECRET_NAME})[\w.\-]*|\bsig)(?P<sep>[\"']?\s*[=:]\s*)"

@@ -303,8 +303,9 @@ def normalize_root(path: str) -> str:
             f"Paths of the scheme {scheme}: can't be opened",
             expected="a local path, file:, " + ", ".join(f"{s}://" for s in _OBJECT_SCHEMES),
         )
-    split = urlsplit(path)
-    if "@" in split.netloc and scheme != "abfss":
+    # A password may hold a slash, and no bucket a colon.
+    first = path[match.end() :].lstrip("/").partition("/")[0]
+    if ":" in first or ("@" in first and scheme != "abfss"):
         raise OptionError(
             f"The URI of {scheme}:// carries user info",
             hint="Give credentials through the environment or storage.* options",
