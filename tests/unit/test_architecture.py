@@ -33,6 +33,7 @@ KNOW_SPARK = {
     "graph",
     "loading",
     "read.frame_schema",
+    "read.metadata_reader",
     "read.reader",
     "write.frame_plan",
     "write.writer",
@@ -41,8 +42,8 @@ KNOW_SPARK = {
 # From the top down: a module imports from its own layer or from a lower one, never a higher one.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("omnigraph_spark",),
-    ("datasource",),
     ("graph",),
+    ("datasource",),
     ("loading",),
     ("read", "write", "branches", "maintenance"),
     ("frame_batches", "frames"),
