@@ -107,7 +107,7 @@ def fold(rows: pa.Table, branch: str, graph_version: int) -> Snapshot:
     doubles them, PROTOCOL 29).
 
     Raises:
-        CorruptManifestError: contradictory rows of one `object_id`, a version without a table, a
+        CorruptManifestError: contradictory rows of one `object_id`, a key that names no table, a
             location outside the root, metadata that is no JSON object.
         UnsupportedManifestVersion: a table key has several incarnations (newer engines).
     """
@@ -121,6 +121,11 @@ def fold(rows: pa.Table, branch: str, graph_version: int) -> Snapshot:
     tombstones = _highest(rows.filter(pc.equal(kinds, TOMBSTONE)))
     highest = _highest(versions)
     tables: dict[str, TableEntry] = {}
+    # A damaged graph may lack a table's own row; where it lies follows from its name, and the next
+    # publish writes the row again, as its guard (PROTOCOL 8).
+    for key in {*highest} - {*locations}:
+        if layout.is_table_key(key):
+            locations[key] = layout.table_location(key)
     for row in _live(versions, tombstones, layout.lance_branch(branch)).to_pylist():
         entry = _entry(row, locations)
         tables[entry.table_key] = entry
@@ -208,8 +213,8 @@ def _entry(row: Mapping[str, Any], locations: Mapping[str, str]) -> TableEntry:
     key = row["table_key"]
     if key not in locations:
         raise CorruptManifestError(
-            f"__manifest has a version of {key[:80]!r} and no table row of it",
-            expected="a table row",
+            f"__manifest has a version of {key[:80]!r}, which is no table key",
+            expected="node:Type or edge:Type",
         )
     return TableEntry(
         table_key=key,
