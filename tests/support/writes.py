@@ -1,0 +1,145 @@
+"""Writes without Spark: plan, stage and commit in this process, on small tables of ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from omnigraph_spark import options as options_module
+from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.options import WriteOptions
+from omnigraph_spark.storage import Storage
+from omnigraph_spark.write.commit import Committed, commit
+from omnigraph_spark.write.plan import NewTable, WritePlan, plan_write
+from omnigraph_spark.write.stage import StagedTable, stage
+
+PERSON = "node:Person"
+COMPANY = "node:Company"
+KNOWS = "edge:Knows"
+ALL = (PERSON, COMPANY, KNOWS)
+
+NODE_SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.utf8(), nullable=False),
+        pa.field("name", pa.utf8(), nullable=False),
+        pa.field("age", pa.int32()),
+    ]
+)
+EDGE_SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.utf8(), nullable=False),
+        pa.field("src", pa.utf8(), nullable=False),
+        pa.field("dst", pa.utf8(), nullable=False),
+        pa.field("w", pa.float64()),
+    ]
+)
+NEW: Mapping[str, NewTable] = {
+    PERSON: NewTable(NODE_SCHEMA, "name"),
+    COMPANY: NewTable(NODE_SCHEMA, "name"),
+    KNOWS: NewTable(EDGE_SCHEMA, None, ("Person", "Person")),
+}
+GRACE = "0.3"
+"""Seconds that a silent writer is waited for in tests."""
+
+Rows = Mapping[str, Sequence[str]]
+"""Ids to write, by table key."""
+
+
+def write_options(storage: Storage, mode: str = "append", **more: str) -> WriteOptions:
+    """Return parsed write options; `more` by their names, the grace short unless given."""
+    raw = {"path": storage.root, "orphanGraceSeconds": GRACE, **more}
+    return WriteOptions.of(options_module.parse(raw), mode == "overwrite")
+
+
+def batch(schema: pa.Schema, ids: Sequence[str]) -> pa.RecordBatch:
+    """Return rows of these ids: text columns hold the id, numbers count up."""
+    columns = [
+        pa.array(list(ids) if field.type == pa.utf8() else range(len(ids)), field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def plan(
+    storage: Storage,
+    tables: Sequence[str],
+    mode: str = "append",
+    *,
+    new: Mapping[str, NewTable] = NEW,
+    read_versions: Mapping[str, int] | None = None,
+    **more: str,
+) -> WritePlan:
+    """Plan a write of tables, which are made as `new` says where the graph hasn't got them."""
+    wanted = {key: new.get(key) for key in tables}
+    return plan_write(storage, write_options(storage, mode, **more), wanted, read_versions)
+
+
+def stage_rows(planned: WritePlan, rows: Rows) -> list[StagedTable]:
+    """Stage one batch per table."""
+    batches = [(key, batch(planned.targets[key].schema, ids)) for key, ids in rows.items()]
+    return stage(planned, batches)
+
+
+def write(storage: Storage, rows: Rows, mode: str = "append", **more: Any) -> Committed:
+    """Write ids to tables in one commit, as `plan` plans it."""
+    planned = plan(storage, list(rows), mode, **more)
+    return commit(planned, stage_rows(planned, rows))
+
+
+def new_graph(storage: Storage, tables: Sequence[str] = ALL) -> Storage:
+    """Make a graph of tables with one row `first` each."""
+    write(storage, {key: ["first"] for key in tables})
+    return storage
+
+
+def ids(storage: Storage, key: str, version: int | None = None) -> list[str]:
+    """Return the ids that a reader of a graph version sees in a table, sorted, doubles included."""
+    entry = load(storage, version=version).entry(key)
+    dataset = storage.dataset(entry.location, entry.table_branch, entry.table_version)
+    found: list[str] = dataset.to_table(columns=["id"])["id"].to_pylist()
+    assert len(found) == entry.row_count
+    return sorted(found)
+
+
+def head(storage: Storage, key: str) -> int:
+    """Return the newest version of a table's dataset, published or not."""
+    return int(storage.dataset(load(storage).locations[key]).version)
+
+
+def once(action: Callable[[], object]) -> Callable[[], None]:
+    """Return a hook that acts the first time and then no more."""
+    done: list[bool] = []
+
+    def hook() -> None:
+        if not done:
+            done.append(True)
+            action()
+
+    return hook
+
+
+def orphan(storage: Storage, key: str, found: Sequence[str], publish_id: str | None = None) -> int:
+    """Append rows to a table's dataset without publishing them, as a writer does that dies."""
+    import lance
+    from lance.dataset import Transaction
+
+    from omnigraph_spark.layout import PUBLISH_ID_PROPERTY
+
+    planned = plan(storage, [key])
+    staged = stage_rows(planned, {key: found})
+    dataset = storage.dataset(planned.targets[key].location)
+    fragments = [
+        lance.FragmentMetadata.from_json(json.dumps(fragment))
+        for one in staged
+        for fragment in one.fragments
+    ]
+    properties = None if publish_id is None else {PUBLISH_ID_PROPERTY: publish_id}
+    transaction = Transaction(
+        read_version=dataset.version,
+        operation=lance.LanceOperation.Append(fragments),
+        transaction_properties=properties,
+    )
+    return int(lance.LanceDataset.commit(dataset, transaction).version)
