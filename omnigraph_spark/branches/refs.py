@@ -59,6 +59,7 @@ class Tag:
     name: str
     branch: str
     version: int
+    created_at: datetime | None = None
 
 
 def list_branches(storage: Storage) -> list[Branch]:
@@ -96,7 +97,9 @@ def _tags(main: LanceDataset) -> list[Tag]:
     with translated("Listing the tags of __manifest"):
         found = main.tags.list()
     return [
-        Tag(name, tag.get("branch") or layout.MAIN, int(tag["version"]))
+        Tag(
+            name, tag.get("branch") or layout.MAIN, int(tag["version"]), _utc(tag.get("created_at"))
+        )
         for name, tag in sorted(found.items())
     ]
 
@@ -304,3 +307,7 @@ def _ranges(numbers: Iterable[int]) -> str:
 
 def _from_seconds(seconds: int | None) -> datetime | None:
     return None if seconds is None else datetime(1970, 1, 1) + timedelta(seconds=seconds)
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    return None if moment is None else moment.astimezone(timezone.utc).replace(tzinfo=None)

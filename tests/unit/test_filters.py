@@ -299,6 +299,7 @@ def test_a_filter_on_the_table_column_prunes_the_other_tables() -> None:
     assert _left(StringContains(table, "now")) == ["edge:Knows"]
     assert _left(GreaterThan(table, "node:Person")) == ["node:Thing"]
     assert _left(EqualNullSafe(table, "edge:Knows")) == ["edge:Knows"]
+    assert _left(Not(EqualNullSafe(table, "edge:Knows"))) == ["node:Person", "node:Thing"]
     assert _left(IsNotNull(table)) == everything
     assert _left(IsNull(table)) == []
     assert _left(EqualTo(table, None)) == []
