@@ -2,7 +2,9 @@
 
 Publishes to one graph again and again, with everything that a write leaves in the graph's own
 datasets (catalog, lineage, runs, actors) and without Spark and table data, and prints what the last
-hundred cost beside the second hundred, and the bytes that each publish left on disk.
+hundred cost beside the second hundred, and the bytes that each publish left on disk. A copy of the
+graph as it was after a hundred publishes does its second hundred once more, in turn with the last
+hundred of the other, so that a machine that got busier or idler in between doesn't show as a ratio.
 
     python benchmarks/publishes.py --publishes 2000 --tables 50
 """
@@ -116,6 +118,13 @@ def main() -> int:
     return 0
 
 
+def publish_next(storage: Storage, keys: list[str], number: int) -> list[float]:
+    """Publish the next version of the table whose turn it is; return seconds per step."""
+    publish_id = new_ulid()
+    row = version_row(storage, keys[number % len(keys)], number // len(keys) + 2, publish_id)
+    return write_once(storage, [row], publish_id)
+
+
 def _run(storage: Storage, publishes: int, tables: int) -> None:
     root = Path(storage.root)
     keys = keys_of(tables)
@@ -125,30 +134,38 @@ def _run(storage: Storage, publishes: int, tables: int) -> None:
     first += [version_row(storage, key, 1, publish_id) for key in keys]
     write_once(storage, first, publish_id)
     times: list[list[float]] = []
+    beside: list[list[float]] = []
     bytes_at = [sizes(root)]
+    young = Storage.at(f"{root}-young")
     for number in range(publishes):
-        publish_id = new_ulid()
-        row = version_row(storage, keys[number % tables], number // tables + 2, publish_id)
-        times.append(write_once(storage, [row], publish_id))
+        if number == WINDOW:
+            shutil.copytree(root, young.root)
+        times.append(publish_next(storage, keys, number))
+        if number >= publishes - WINDOW:
+            beside.append(publish_next(young, keys, number - publishes + 2 * WINDOW))
         if (number + 1) % (publishes // 4) == 0:
             bytes_at.append(sizes(root))
-    _print_times(times)
+    _print_times(times, beside)
     _print_sizes(bytes_at, publishes // 4)
-    head = commits.read_commits(storage)
-    print(f"\nlineage: {len(head)} commits for {publishes + 2} publishes (with init)")
+    lineage = commits.read_commits(storage)
+    print(f"\nlineage: {len(lineage)} commits for {publishes + 2} publishes (with init)")
 
 
-def _print_times(times: list[list[float]]) -> None:
-    second = times[WINDOW : 2 * WINDOW]
-    last = times[-WINDOW:]
-    print(f"\n{'step':<16}{'second 100':>12}{'last 100':>12}{'ratio':>8}   (medians, ms)")
+def _print_times(times: list[list[float]], beside: list[list[float]]) -> None:
+    """Print medians; `beside` is the second hundred again, each between two of the last hundred."""
+    windows = (times[WINDOW : 2 * WINDOW], beside, times[-WINDOW:])
+    print(
+        "\nmedians, ms; the ratio is that of the last two columns, which were measured side by side"
+    )
+    print(f"{'step':<16}{'second 100':>12}{'again, late':>12}{'last 100':>12}{'ratio':>8}")
     columns = [*enumerate(STEPS), (-1, "all")]
     for place, name in columns:
-        before, after = (
+        then, before, after = (
             1000 * statistics.median(sum(t) if place < 0 else t[place] for t in window)
-            for window in (second, last)
+            for window in windows
         )
-        print(f"{name:<16}{before:>12.2f}{after:>12.2f}{after / max(before, 1e-3):>8.2f}")
+        ratio = f"{after / before:>8.2f}" if before > 0.01 else f"{'-':>8}"
+        print(f"{name:<16}{then:>12.2f}{before:>12.2f}{after:>12.2f}{ratio}")
 
 
 def _print_sizes(bytes_at: list[dict[str, int]], step: int) -> None:
