@@ -146,10 +146,10 @@ class _Checker:
                 if location not in self.locations and not self.crashed:
                     self.wrong(location, "no table row of any branch names this folder")
 
-    def check_dataset(self, where: str, dataset: lance.LanceDataset, *, rows_ids: bool) -> None:
+    def check_dataset(self, where: str, dataset: lance.LanceDataset, *, row_ids: bool) -> None:
         if dataset.data_storage_version != "2.2":
             self.wrong(where, f"storage version {dataset.data_storage_version}, not 2.2")
-        if rows_ids and not dataset.has_stable_row_ids:
+        if row_ids and not dataset.has_stable_row_ids:
             self.wrong(where, "no stable row ids")
         for name in sorted((self.root / where / "_versions").glob("*.manifest")):
             if not _V2_MANIFEST.match(name.name):
@@ -170,7 +170,7 @@ class _Checker:
     # --- __manifest ----------------------------------------------------------------------------
 
     def check_manifest_dataset(self, main: lance.LanceDataset) -> None:
-        self.check_dataset("__manifest", main, rows_ids=False)
+        self.check_dataset("__manifest", main, row_ids=False)
         self.check_columns("__manifest", main.schema, _MANIFEST_COLUMNS)
         stamp = (main.schema.metadata or {}).get(b"omnigraph:internal_schema_version")
         keyed = (main.schema.field("object_id").metadata or {}).get(
@@ -188,8 +188,7 @@ class _Checker:
         ours = any(OURS in _json(row) for row in rows)
         if ours and branch is None:
             self.check_no_cleanup("__manifest", manifest)
-            for name in _LINEAGE:
-                self.check_no_cleanup(name, self.storage.dataset(name))
+            self.check_no_cleanup(_LINEAGE[0], self.storage.dataset(_LINEAGE[0]))
         locations = {r["table_key"]: r["location"] for r in rows if r["object_type"] == "table"}
         self.locations |= set(locations.values())
         for key, row in sorted(_live(rows, branch).items()):
@@ -301,7 +300,7 @@ class _Checker:
         if rows != row["row_count"]:
             self.wrong(at, f"row_count {row['row_count']}, and {rows} rows")
         where = location if branch is None else f"{location}/tree/{branch}"
-        self.check_dataset(where, head, rows_ids=True)
+        self.check_dataset(where, head, row_ids=True)
         if OURS in _json(row):
             self.check_no_cleanup(where, head)
             if not self.crashed and head.version != version and _moves_rows(head, version):
@@ -376,7 +375,7 @@ class _Checker:
                 self.wrong(name, "isn't there")
                 return
             dataset = lance.dataset(str(self.root / name))
-            self.check_dataset(name, dataset, rows_ids=True)
+            self.check_dataset(name, dataset, row_ids=False)
             self.check_columns(name, dataset.schema, _LOG_COLUMNS[name])
         commits = self.all_commits(branches)
         ids = {row["graph_commit_id"] for row in commits}
@@ -398,10 +397,12 @@ class _Checker:
         if not self.crashed:
             for publish_id in sorted(self.publish_ids - ids):
                 self.wrong(f"publish {publish_id}", "has no row in _graph_commits.lance")
-        actors = lance.dataset(str(self.root / _LINEAGE[1])).to_table().to_pylist()
-        for row in actors:
-            if row["graph_commit_id"] not in ids:
-                self.wrong(f"actor of {row['graph_commit_id']}", "no such commit")
+        actors = lance.dataset(str(self.root / _LINEAGE[1]))
+        named = set(actors.to_table()["graph_commit_id"].to_pylist())
+        if named & self.publish_ids:
+            self.check_no_cleanup(_LINEAGE[1], actors)
+        for commit_id in sorted(named - ids):
+            self.wrong(f"actor of {commit_id}", "no such commit")
 
     def all_commits(self, branches: list[str]) -> list[dict[str, Any]]:
         """Return the rows of all lines, each once: a branch's begins with those it inherited."""
@@ -428,7 +429,7 @@ class _Checker:
         for name in _RUNS:
             if (self.root / name).is_dir():
                 dataset = lance.dataset(str(self.root / name))
-                self.check_dataset(name, dataset, rows_ids=True)
+                self.check_dataset(name, dataset, row_ids=False)
                 self.check_columns(name, dataset.schema, _LOG_COLUMNS[name])
         if not (self.root / _RUNS[0]).is_dir():
             return

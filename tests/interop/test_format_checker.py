@@ -18,6 +18,11 @@ from tests.support import graphs
 PERSON = "nodes/40d76f1f51639ec0"
 PUBLISH_ID = "01M8FNDWKG190SV9YE9P33ECS6"
 Row = dict[str, Any]
+ACTOR: Row = {
+    "graph_commit_id": PUBLISH_ID,
+    "actor_id": "me",
+    "created_at": "2026-01-01T00:00:00",
+}
 
 
 @pytest.fixture
@@ -147,9 +152,11 @@ def ours(social: Path, **metadata: object) -> None:
 
 def test_settings_of_auto_cleanup_on_what_we_wrote_are_found(social: Path) -> None:
     ours(social)
-    found = check_graph(str(social))
-    for where in (PERSON, "__manifest", "_graph_commits.lance", "_graph_commit_actors.lance"):
-        assert f"{where}: written by us, and still has" in "\n".join(found)
+    for where in (PERSON, "__manifest", "_graph_commits.lance"):
+        assert_found(social, f"{where}: written by us, and still has")
+    assert not any("actors" in one for one in check_graph(str(social))), "nothing written there"
+    edit_log(social, "_graph_commit_actors.lance", lambda _: [ACTOR])
+    assert_found(social, "_graph_commit_actors.lance: written by us, and still has")
 
 
 def test_a_publish_without_a_row_in_the_lineage_is_found(social: Path) -> None:
@@ -287,13 +294,7 @@ def test_a_commit_of_a_version_to_come_is_found(social: Path) -> None:
 
 
 def test_an_actor_of_no_commit_is_found(social: Path) -> None:
-    edit_log(
-        social,
-        "_graph_commit_actors.lance",
-        lambda _: [
-            {"graph_commit_id": PUBLISH_ID, "actor_id": "me", "created_at": "2026-01-01T00:00:00"}
-        ],
-    )
+    edit_log(social, "_graph_commit_actors.lance", lambda _: [ACTOR])
     assert_found(social, f"actor of {PUBLISH_ID}: no such commit")
 
 
