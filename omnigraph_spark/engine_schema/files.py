@@ -145,7 +145,10 @@ def types_to_add(there: EngineSchema, new: EngineSchema) -> list[NodeType | Edge
                 f"{one.table_key} is in {layout.SCHEMA_PG} with another definition",
                 expected=describe(old),
                 found=describe(one),
-                hint="Write the columns that the type has, or use another type name",
+                hint=(
+                    "Write the columns that the type has, or use another type name; if no branch has"
+                    f" a table of it (a write died), take it out of {layout.SCHEMA_PG}"
+                ),
             )
     _check_edges(there, added)
     return added

@@ -156,6 +156,7 @@ def plan_write(
     }
     expected = _expected(options, snapshot, targets, read_versions or {})
     new_types = _new_types(snapshot, tables, targets)
+    engine_schema.types_to_add(schema, new_types)  # refuses now what the commit would refuse
     for key in targets:
         if key in snapshot.tables:
             entry = snapshot.tables[key]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from omnigraph_spark import engine_schema
@@ -20,8 +21,9 @@ from omnigraph_spark.errors import (
     UnsupportedError,
 )
 from omnigraph_spark.storage import Storage
+from omnigraph_spark.write.plan import NewTable
 from tests.format_checker import check_graph
-from tests.support import graphs
+from tests.support import graphs, writes
 from tests.support.stores import Store
 
 FILES = ("_schema.pg", "_schema.ir.json", "__schema_state.json")
@@ -150,6 +152,26 @@ def test_a_plan_can_ask_what_would_be_added_or_refused(social: Storage) -> None:
     assert engine_schema.types_to_add(there, CITY) == list(CITY.types())
     person = types("node Person { age: I32?\nname: String @key }")
     assert engine_schema.types_to_add(there, person) == []
+
+
+def test_a_table_whose_type_is_declared_differently_is_refused_before_tasks_run(
+    social: Storage,
+) -> None:
+    add_types(social, types("node City { name: String @key }"))
+    schema = pa.schema([pa.field("id", pa.utf8(), nullable=False), ("zip", pa.int32())])
+    before = graphs.file_hashes(Path(social.root))
+    with pytest.raises(SchemaMismatchError, match=r"node:City is in _schema\.pg with another"):
+        writes.plan(social, ["node:City"], new={"node:City": NewTable(schema)})
+    assert graphs.file_hashes(Path(social.root)) == before
+
+
+def test_a_declared_type_without_a_table_gets_its_table(social: Storage) -> None:
+    """A write that died between the schema files and the publish is written again."""
+    add_types(social, types("node City { name: String @key }"))
+    schema = pa.schema([pa.field("id", pa.utf8(), nullable=False), ("name", pa.utf8())])
+    writes.write(social, {"node:City": ["Rome"]}, new={"node:City": NewTable(schema, "name")})
+    assert writes.ids(social, "node:City") == ["Rome"]
+    assert check_graph(social.root) == []
 
 
 def test_a_text_without_a_line_feed_at_its_end_gets_one(social: Storage) -> None:
