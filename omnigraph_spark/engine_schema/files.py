@@ -146,8 +146,8 @@ def types_to_add(there: EngineSchema, new: EngineSchema) -> list[NodeType | Edge
                 expected=describe(old),
                 found=describe(one),
                 hint=(
-                    "Write the columns that the type has, or use another type name; if no branch has"
-                    f" a table of it (a write died), take it out of {layout.SCHEMA_PG}"
+                    "Write the columns that the type has, or use another type name; if no branch"
+                    f" has a table of it (a write died), take it out of {layout.SCHEMA_PG}"
                 ),
             )
     _check_edges(there, added)
