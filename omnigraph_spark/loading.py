@@ -1,7 +1,7 @@
 """From the options of a load to one pinned snapshot, and from it to schemas and readers.
 
-A `Load` is plain data: it is pickled with the data source, so all scans of a DataFrame, and tasks that
-run again, see the same version of every table (DESIGN 7). All of it runs on the driver.
+A `Load` is plain data: it is pickled with the data source, so all scans of a DataFrame, and tasks
+that run again, see the same version of every table (DESIGN 7). All of it runs on the driver.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ class Load:
         Raises:
             OmnigraphError: no such table or column, or types that Spark doesn't have.
         """
-        from omnigraph_spark.read import frame_schema
+        from omnigraph_spark.read import frame_schema, metadata_reader
 
+        if self.options.metadata is not None:
+            return metadata_reader.metadata_schema(self.options.metadata)
         schema, self.table_schemas = frame_schema.read_schema(
             self.storage, self.snapshot, self.options
         )
@@ -55,8 +57,11 @@ class Load:
         Raises:
             OmnigraphError: as `schema`, and a user's schema that isn't the frame's.
         """
+        from omnigraph_spark.read.metadata_reader import MetadataReader
         from omnigraph_spark.read.reader import OmnigraphReader
 
+        if self.options.metadata is not None:
+            return MetadataReader(self.storage, self.snapshot, self.options.metadata, schema)
         return OmnigraphReader(
             self.storage, self.snapshot, self.options, schema, self.table_schemas
         )
@@ -82,7 +87,8 @@ def catalog_schema(raw: Mapping[str, str]) -> StructType:
     """Return the columns of a new catalog table, bound to the options of its CREATE TABLE.
 
     Raises:
-        TableNotFoundError, GraphNotFoundError: no such table yet, and the option `schema` isn't there.
+        TableNotFoundError, GraphNotFoundError: no such table yet, and the option `schema` isn't
+            there.
         OmnigraphError: as `resolve`.
     """
     options.parse(raw)
@@ -102,7 +108,7 @@ def catalog_schema(raw: Mapping[str, str]) -> StructType:
 
 
 def _unpinned(schema: StructType) -> StructType:
-    """Return a schema without the version that it was read from: each query reads the newest one."""
+    """Return a schema without the version that it was read from: queries read the newest."""
     from pyspark.sql.types import StructField, StructType
 
     def kept(metadata: Mapping[str, object]) -> dict[str, object]:

@@ -110,7 +110,7 @@ def resolve(
     branch_given: bool = False,
     version_as_of: str | None = None,
     timestamp_as_of: str | None = None,
-    session_zone: str = "UTC",
+    session_zone: str | None = None,
 ) -> Resolved:
     """Return the branch and version that a read's options mean; once per load.
 
@@ -121,7 +121,9 @@ def resolve(
             refused.
         version_as_of: A graph version, a commit id (26-character ULID) or a tag.
         timestamp_as_of: ISO 8601 or epoch milliseconds.
-        session_zone: Spark's session time zone, for a time without a zone.
+        session_zone: Spark's session time zone, for a time without a zone; None where it isn't
+            known. Spark tells it to no Python data source [run, 4.0 and 4.3], so such a time is
+            then refused rather than guessed.
 
     Raises:
         GraphNotFoundError: no graph is there.
@@ -225,11 +227,12 @@ def _resolve_time(storage: Storage, branch: str, moment: datetime, text: str) ->
     )
 
 
-def parse_timestamp(text: str, session_zone: str) -> datetime:
+def parse_timestamp(text: str, session_zone: str | None) -> datetime:
     """Return a point in time as UTC without a zone (as commits store it), to the microsecond.
 
     Raises:
-        OptionError: neither ISO 8601 nor epoch milliseconds, out of range, or an unknown zone.
+        OptionError: neither ISO 8601 nor epoch milliseconds, out of range, an unknown zone, or no
+            zone and none for the session.
     """
     stripped = text.strip()
     try:
@@ -246,13 +249,20 @@ def parse_timestamp(text: str, session_zone: str) -> datetime:
         ) from error
 
 
-def _parse_iso(text: str, session_zone: str) -> datetime:
+def _parse_iso(text: str, session_zone: str | None) -> datetime:
     match = _ISO.match(text)
     if match is None:
         raise ValueError(text)
     local = datetime.fromisoformat(f"{match['date']}T{match['time'] or '00:00'}")
     local += timedelta(microseconds=int((match["fraction"] or "0")[:6].ljust(6, "0")))
-    zone = zone_of(match["zone"] or session_zone)
+    name = match["zone"] or session_zone
+    if name is None:
+        raise OptionError(
+            "timestampAsOf has no time zone, and Spark doesn't tell a Python source the session's",
+            expected=f"{text}Z, {text}+05:30, or epoch milliseconds",
+            found=repr(text),
+        )
+    zone = zone_of(name)
     return local.replace(tzinfo=zone).astimezone(timezone.utc).replace(tzinfo=None)
 
 
