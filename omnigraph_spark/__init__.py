@@ -1,8 +1,8 @@
 """Read and write OmniGraph property graphs with Apache Spark.
 
-`spark.read.format("omnigraph")` and `df.write.format("omnigraph")` need no import where the package is
-installed. What is exported here is loaded when it is first used: Python workers import this package
-for every task, and most of them need little of it.
+`spark.read.format("omnigraph")` and `df.write.format("omnigraph")` need no import where the package
+is installed. What is exported here is loaded when it is first used: Python workers import this
+package for every task, and most of them need little of it.
 """
 
 from __future__ import annotations

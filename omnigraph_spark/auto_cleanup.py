@@ -1,7 +1,8 @@
 """Take Lance's auto-cleanup settings off a dataset.
 
-The engine's datasets carry them, and Lance then deletes old versions during a commit without knowing
-which ones `__manifest` still pins (FORMAT, "Tree"). So they go before our first commit to a dataset.
+The engine's datasets carry them, and Lance then deletes old versions during a commit without
+knowing which ones `__manifest` still pins (FORMAT, "Tree"). So they go before our first commit to a
+dataset.
 """
 
 from __future__ import annotations

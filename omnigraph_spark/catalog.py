@@ -1,9 +1,9 @@
 """Bind catalog tables of Spark SQL to a graph, through the metadata of their fields.
 
 After CREATE TABLE Spark hands a Python source no options any more; what survives is the metadata of
-the fields that `schema()` returned (FACTS 1). So each field of a catalog table carries the options of
-CREATE TABLE, without secrets (`field_metadata.bind`). Here is what may be bound, and what may be read
-and written through a binding. All of it runs on the driver and changes nothing.
+the fields that `schema()` returned (FACTS 1). So each field of a catalog table carries the options
+of CREATE TABLE, without secrets (`field_metadata.bind`). Here is what may be bound, and what may be
+read and written through a binding. All of it runs on the driver and changes nothing.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def create_options(options: Mapping[str, str]) -> dict[str, str]:
     clause but the path is there a second time as `option.<key>`.
 
     Raises:
-        OptionError: no path; a secret, which Spark would store in its catalog as plain text; an option
-            that belongs to one write.
+        OptionError: no path; a secret, which Spark would store in its catalog as plain text; an
+            option that belongs to one write.
     """
     lowered = {key.lower(): value for key, value in options.items()}
     _refuse_secrets(lowered)
@@ -89,9 +89,9 @@ def write_options(schema: StructType) -> dict[str, str]:
     """Return the write options of the catalog table that an INSERT is for; Spark gave it none.
 
     Raises:
-        UnsupportedError: no complete binding arrived (CREATE TABLE AS SELECT, `saveAsTable`, a column
-            list in CREATE TABLE), the query's arrived (an INSERT of a table into itself), or the table
-            is pinned to a version or shows only a part of its rows.
+        UnsupportedError: no complete binding arrived (CREATE TABLE AS SELECT, `saveAsTable`, a
+            column list in CREATE TABLE), the query's arrived (an INSERT of a table into itself), or
+            the table is pinned to a version or shows only a part of its rows.
     """
     found = field_metadata.bound_options_for_write(schema)
     if found is None:

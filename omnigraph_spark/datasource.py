@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class OmnigraphDataSource(DataSource):
-    """Read and write OmniGraph graphs: `spark.read.format("omnigraph")`, `df.write.format("omnigraph")`.
+    """Read and write OmniGraph graphs: the data source that Spark knows as `omnigraph`.
 
     Spark makes one per load and pickles it to the process of every scan: what is resolved in
     `__init__` is what all actions on the DataFrame see (FACTS 2). It also makes one for each write,
@@ -26,8 +26,8 @@ class OmnigraphDataSource(DataSource):
     def __init__(self, options: dict[str, str]) -> None:
         """Pin the snapshot, if a path is given; on the driver, once per load.
 
-        What goes wrong here is raised by `schema` and `reader`: a write may be what comes next, and to
-        it an absent graph is no error.
+        What goes wrong here is raised by `schema` and `reader`: a write may be what comes next, and
+        to it an absent graph is no error.
         """
         super().__init__(options)
         self._load: Load | None = None
@@ -79,4 +79,3 @@ class OmnigraphDataSource(DataSource):
         if self._load is None:
             self._load = loading.resolve(self.options)
         return self._load
-

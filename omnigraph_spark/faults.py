@@ -1,11 +1,12 @@
 """Named points where a test can kill, fail or stall a process; no cost when off.
 
 Off unless the environment variable `OMNIGRAPH_SPARK_FAULTS` is set when the process starts:
-`point=action[,point=action…]` with action `kill` (SIGKILL to this process), `kill_after:SECONDS` (the
-same a little later, so in the middle of what comes next), `raise` (a StorageError), `unknown` (what
-Lance raises when the store never answered a commit), `stall:SECONDS`, or `run:module:function` (call a
-function, for a rival between two steps); `@N` after the action arms the N-th hit only. Each delivered fault is appended to the file that
-`OMNIGRAPH_SPARK_FAULTS_LOG` names, so that a test can count it.
+`point=action[,point=action…]` with action `kill` (SIGKILL to this process), `kill_after:SECONDS`
+(the same a little later, so in the middle of what comes next), `raise` (a StorageError), `unknown`
+(what Lance raises when the store never answered a commit), `stall:SECONDS`, or
+`run:module:function` (call a function, for a rival between two steps); `@N` after the action arms
+the N-th hit only. Each delivered fault is appended to the file that `OMNIGRAPH_SPARK_FAULTS_LOG`
+names, so that a test can count it.
 """
 
 from __future__ import annotations

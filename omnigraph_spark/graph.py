@@ -1,4 +1,4 @@
-"""`OmniGraph`: a thin handle of one graph; every method is one call into a module below or to Spark."""
+"""`OmniGraph`: a thin handle of one graph; every method is one call below or to Spark."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 def register(spark: SparkSession) -> None:
     """Make `format("omnigraph")` known to a session, and let Spark push filters into it.
 
-    Needed only where the package isn't installed as Spark expects it (FACTS 9); the log says what was
-    set. Without the setting reads give the same rows and take longer; Spark 4.0 has no such setting
-    and ignores it.
+    Needed only where the package isn't installed as Spark expects it (FACTS 9); the log says what
+    was set. Without the setting reads give the same rows and take longer; Spark 4.0 has no such
+    setting and ignores it.
     """
     from omnigraph_spark.datasource import OmnigraphDataSource
 
@@ -72,7 +72,8 @@ class OmniGraph:
     ) -> DataFrame:
         """Return one table as a frame: `node:Person`, `edge:Knows`, or a bare name that fits one.
 
-        `version` is a graph version, a commit id or a tag; None reads the newest, pinned from here on.
+        `version` is a graph version, a commit id or a tag; None reads the newest, pinned from here
+        on.
 
         Raises:
             AnalysisException: with the typed error's text (`from_spark` gives it back).
@@ -124,9 +125,9 @@ class OmniGraph:
     ) -> Committed:
         """Write many table frames in one commit; returns its publish id and graph version.
 
-        One ordinary Spark write per table stages its rows, then one publish shows them all. Runs in the
-        calling process, which must reach the storage. `write_options` are the data source's options by
-        name (`endpoints="Knows: Person -> Person"`, `userMetadata=…`).
+        One ordinary Spark write per table stages its rows, then one publish shows them all. Runs in
+        the calling process, which must reach the storage. `write_options` are the data source's
+        options by name (`endpoints="Knows: Person -> Person"`, `userMetadata=…`).
 
         Raises:
             OptionError, SchemaMismatchError, IntegrityError, TableNotFoundError: before anything is
@@ -134,8 +135,8 @@ class OmniGraph:
             ExpectedVersionMismatch, CommitTimeoutError, RowLevelCasContention: others published
                 first; nothing was published.
             PublishOutcomeUnknown: the store never said; nothing was deleted.
-            PythonException, AnalysisException: a frame failed while it was computed, or rows don't fit
-                (`from_spark` gives the typed error back); nothing was published.
+            PythonException, AnalysisException: a frame failed while it was computed, or rows don't
+                fit (`from_spark` gives the typed error back); nothing was published.
         """
         from omnigraph_spark.write import bulk, frame_plan
 
@@ -166,7 +167,9 @@ class OmniGraph:
         Raises:
             AnalysisException: with the typed error's text.
         """
-        tables = self.tables(branch=branch, version=version).select("table_key", "version").collect()
+        tables = (
+            self.tables(branch=branch, version=version).select("table_key", "version").collect()
+        )
         names = _view_names(prefix, [row.table_key for row in tables])
         for row in tables:
             pinned = self.table(row.table_key, branch=branch, version=row.version)

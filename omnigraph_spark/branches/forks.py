@@ -1,8 +1,8 @@
 """Table forks: the Lance branch that a table gets at its first write on a graph branch.
 
-Until then the branch's snapshot points at the parent's version (FORMAT, "Tree"). Runs on the driver.
-The rules are PROTOCOL 21 and 22: a fork is used only if its ref file says that it began at the entry
-that the snapshot pins, and never one that Lance doesn't list.
+Until then the branch's snapshot points at the parent's version (FORMAT, "Tree"). Runs on the
+driver. The rules are PROTOCOL 21 and 22: a fork is used only if its ref file says that it began at
+the entry that the snapshot pins, and never one that Lance doesn't list.
 """
 
 from __future__ import annotations
@@ -78,18 +78,24 @@ def fork_version(storage: Storage, location: str, branch: str) -> int | None:
 
 
 def _empty_main_line(storage: Storage, location: str, schema: pa.Schema) -> None:
+    """Make the first version, marked as holding nothing that a creator on `main` must wait for."""
     import lance
+    from lance.dataset import Transaction
 
+    transaction = Transaction(
+        read_version=0,
+        operation=lance.LanceOperation.Overwrite(schema, []),
+        transaction_properties={layout.UNDO_PROPERTY: "true"},
+    )
     try:
         with translated(f"Creating the main line of {location}"):
-            lance.write_dataset(
-                schema.empty_table(),
+            lance.LanceDataset.commit(
                 storage.dataset_uri(location),
-                mode="create",
-                data_storage_version="2.2",
+                transaction,
+                max_retries=0,
                 enable_stable_row_ids=True,
+                enable_v2_manifest_paths=True,
                 storage_options=storage.lance_options(),
-                transaction_properties={layout.UNDO_PROPERTY: "true"},
             )
     except StorageError:
         if not storage.has_dataset(location):

@@ -1,8 +1,8 @@
 """Make and delete graph branches (PROTOCOL 21 to 23); runs on the driver, once per call.
 
-A graph branch is a Lance branch of `__manifest`, with one of `_graph_commits.lance` beside it; tables
-are forked later, at their first write (FORMAT, "Tree"). What makes a branch exist is its ref in
-`__manifest`: it is made last and removed first.
+A graph branch is a Lance branch of `__manifest`, with one of `_graph_commits.lance` beside it;
+tables are forked later, at their first write (FORMAT, "Tree"). What makes a branch exist is its ref
+in `__manifest`: it is made last and removed first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def create_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
     Raises:
         OptionError: the name is hostile, reserved, or taken.
         BranchNotFoundError, VersionNotFoundError: the ref isn't there.
-        UnsupportedManifestVersion, RecoveryPendingError, UnsupportedError: the graph can't be written.
+        UnsupportedManifestVersion, RecoveryPendingError, UnsupportedError: the graph can't be
+            written.
         StorageError: the store failed; a half-made branch is finished by calling this again.
     """
     layout.check_branch_name(name)

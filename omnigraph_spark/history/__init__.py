@@ -1,0 +1,1 @@
+"""What happened to a graph: its commits, its runs, and the records of writes that run."""

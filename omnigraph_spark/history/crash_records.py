@@ -1,8 +1,8 @@
 """Crash records: what a writer leaves in `__recovery/` while it commits (FORMAT, "Crash records").
 
 The form is the engine's, so that an engine that opens the graph after a crash rolls the whole write
-back; the extra key `omnigraph_spark` tells our own from the engine's. `post_commit_pin` is always 0:
-nobody rolls a dead write forward (DESIGN 5). All functions run on the driver.
+back; the extra key `omnigraph_spark` tells our own from the engine's. `post_commit_pin` is always
+0: nobody rolls a dead write forward (DESIGN 5). All functions run on the driver.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def refuse_foreign(storage: Storage, wait_seconds: float = 0.0) -> None:
     """Refuse to write beside a record that isn't ours, after giving its writer time to finish.
 
     Raises:
-        RecoveryPendingError: the engine's, or an unreadable, record stays; its file is named and kept.
+        RecoveryPendingError: the engine's, or an unreadable, record stays; its file is named and
+            kept.
         StorageError: the store failed.
     """
     end = time.monotonic() + wait_seconds
@@ -127,8 +128,8 @@ def renewed_at(storage: Storage, publish_id: str) -> datetime | None:
 def dead(storage: Storage, own_publish_id: str, grace_seconds: float) -> list[CrashRecord]:
     """Return the records of other writes that were not renewed for the grace.
 
-    Age is taken on the store's clock alone, against the caller's own record, which must just have been
-    written (PROTOCOL 24).
+    Age is taken on the store's clock alone, against the caller's own record, which must just have
+    been written (PROTOCOL 24).
 
     Raises:
         StorageError: the store failed.

@@ -1,0 +1,1 @@
+"""Keeping a graph sound and small."""

@@ -1,0 +1,1 @@
+"""`__manifest`: rows, snapshot, stamp, publish."""

@@ -78,7 +78,8 @@ def refuse_newer(manifest: LanceDataset) -> None:
     """Refuse to write to a manifest with a newer stamp, before anything changes.
 
     Raises:
-        UnsupportedManifestVersion: the stamp is above `INTERNAL_MANIFEST_SCHEMA_VERSION`, or garbage.
+        UnsupportedManifestVersion: the stamp is above `INTERNAL_MANIFEST_SCHEMA_VERSION`, or
+            garbage.
     """
     if is_newer(manifest):
         raise _unsupported(stamp_of(manifest))
@@ -87,12 +88,13 @@ def refuse_newer(manifest: LanceDataset) -> None:
 def migrate_internal_schema(manifest: LanceDataset) -> LanceDataset:
     """Return `manifest` at the current stamp; runs on the driver at each open for writing.
 
-    In the steady state this is one look at metadata that is loaded already. Each step is safe to run
-    again after a crash, and safe against other migrators (PROTOCOL 29).
+    In the steady state this is one look at metadata that is loaded already. Each step is safe to
+    run again after a crash, and safe against other migrators (PROTOCOL 29).
 
     Raises:
         UnsupportedManifestVersion: a stamp that this version can't write.
-        StorageError: the store failed; the manifest may be between two steps, the next call goes on.
+        StorageError: the store failed; the manifest may be between two steps, the next call goes
+            on.
     """
     for _ in range(_MIGRATOR_ATTEMPTS):
         match stamp_of(manifest):
@@ -147,7 +149,7 @@ def _v1_to_v2(manifest: LanceDataset) -> None:
 
 def _unsupported(found: object) -> UnsupportedManifestVersion:
     return UnsupportedManifestVersion(
-        "The graph's internal schema version can't be used by this version — upgrade omnigraph first",
+        "The graph's internal schema version is not one of ours — upgrade omnigraph first",
         expected=f"a stamp of at most {INTERNAL_MANIFEST_SCHEMA_VERSION}",
         found=f"stamp {found}",
         hint="Nothing was changed. Use a newer omnigraph_spark, or the engine that wrote the graph",

@@ -1,8 +1,8 @@
 """One atomic publish of any number of tables: expectations, guards, compare-and-swap, retry.
 
 Runs on the driver, once per round of a write. The rules are PROTOCOL 3 to 10; what makes an
-expectation atomic is that the publish writes the unchanged `table` row (the guard) of each table that
-it depends on again, in the same merge (FACTS 22).
+expectation atomic is that the publish writes the unchanged `table` row (the guard) of each table
+that it depends on again, in the same merge (FACTS 22).
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Publish:
     """What is to be published in one step.
 
     `expected` maps table keys to the version that must be the published one (0: none); an empty map
-    skips the check (best effort). `guards` are tables whose publishes by others must collide with this
-    one, beside those that `changes` touches.
+    skips the check (best effort). `guards` are tables whose publishes by others must collide with
+    this one, beside those that `changes` touches.
     """
 
     branch: str
@@ -83,7 +83,7 @@ class Publish:
 
 @dataclass(frozen=True)
 class Published:
-    """A publish that is in `__manifest`; `skipped`: the same `txn` was there before, nothing changed."""
+    """A publish that is in `__manifest`; `skipped`: its `txn` was there, nothing changed."""
 
     graph_version: int
     skipped: bool = False
@@ -142,7 +142,7 @@ class _Attempts:
         ) from error
 
     def absent_at(self, version: int) -> None:
-        """Note that the publish is not in this version: a rival took the place, it can't land later."""
+        """Note that this version is a rival's: the publish can't land there later."""
         if self._unknown_version is not None and version >= self._unknown_version:
             self._unknown_version = None
 

@@ -45,7 +45,7 @@ class TableEntry:
 
     @property
     def ours(self) -> Mapping[str, Any]:
-        """Return what this connector left in the version row's metadata (empty if another wrote it)."""
+        """Return what this connector left in the version row's metadata, if it wrote it."""
         found = self.metadata.get(OURS)
         return found if isinstance(found, dict) else {}
 
@@ -54,8 +54,8 @@ class TableEntry:
 class Snapshot:
     """All tables of a graph branch at one graph version; plain data, picklable.
 
-    `locations` has every table that ever had a row, `floors` the highest version or tombstone of each:
-    what is published next must be above it.
+    `locations` has every table that ever had a row, `floors` the highest version or tombstone of
+    each: what is published next must be above it.
     """
 
     branch: str
@@ -85,7 +85,7 @@ class Snapshot:
         return 0 if found is None else found.table_version
 
     def resolve(self, name: str) -> str:
-        """Return the table key that a user's `name` means: a key, or a bare type name that fits one.
+        """Return the table key that a user's `name` means: a key, or a bare type name.
 
         Raises:
             TableNotFoundError: nothing fits, or both a node and an edge table do.
@@ -148,7 +148,7 @@ def _once(rows: pa.Table) -> pa.Table:
             f"__manifest has contradictory rows of {doubled[0]!r}",
             expected="one row",
             found=f"{len(doubled)} object ids with different rows",
-            hint="Two writers without compare-and-swap have written to this graph; compare its versions",
+            hint="Two writers without compare-and-swap have written to it; compare its versions",
         )
     return distinct.append_column(
         "base_objects", pa.nulls(distinct.num_rows, pa.list_(pa.utf8()))
@@ -185,7 +185,7 @@ def _highest(rows: pa.Table) -> dict[str, int]:
 
 
 def _live(versions: pa.Table, tombstones: Mapping[str, int], own: str | None) -> pa.Table:
-    """Return one row per table: its highest version above the tombstones, the branch's own first."""
+    """Return one row per table: its highest version above the tombstones."""
     if tombstones:
         gone = pa.table(
             {

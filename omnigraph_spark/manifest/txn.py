@@ -1,4 +1,4 @@
-"""Batches that were written before: `txnAppId` and `txnVersion` in the version rows (PROTOCOL 10)."""
+"""Batches that were written before: `txnAppId`, `txnVersion` in version rows (PROTOCOL 10)."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def check_txn(rows: pa.Table, txn: tuple[str, int], touched: frozenset[str]) -> 
             f"txnAppId {app_id!r} at version {number} was written to some of this write's tables",
             expected="all of them or none",
             found=", ".join(having),
-            hint="Nothing was published. Use another txnAppId per set of tables, or OmniGraph.write",
+            hint="Nothing was published. Use one txnAppId per set of tables, or OmniGraph.write",
         )
     return bool(having)

@@ -1,0 +1,1 @@
+"""Writing: plan on the driver, stage in tasks, commit on the driver."""

@@ -1,8 +1,9 @@
 """Many frames, one commit: stage table after table, then publish once (DESIGN 2).
 
-Runs in the process that called `OmniGraph.write`, except `leave_messages`, which is the commit hook of
-each staging write and runs in a process of Spark's own. Between them stands an object per table below
-`{root}/__staging/{publish_id}/`, which holds the messages of its tasks; the engine ignores it.
+Runs in the process that called `OmniGraph.write`, except `leave_messages`, which is the commit hook
+of each staging write and runs in a process of Spark's own. Between them stands an object per table
+below `{root}/__staging/{publish_id}/`, which holds the messages of its tasks; the engine ignores
+it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from omnigraph_spark.write.plan import Settings, TableTarget, WritePlan
 from omnigraph_spark.write.stage import StagedTable
 
 STAGE_OPTION = "__stage"
-"""The option by which a staging write gets its plan; for this package alone, and without secrets."""
+"""The option by which a staging write gets its plan; this package's own, without secrets."""
 
 _log = logging.getLogger(__name__)
 
@@ -73,14 +74,14 @@ def leave_messages(plan: WritePlan, staged: Iterable[StagedTable]) -> None:
 def write_all(plan: WritePlan, stage_table: Callable[[str, str], None]) -> Committed:
     """Stage every table of a plan and publish them in one commit.
 
-    `stage_table(table key, text for STAGE_OPTION)` runs one ordinary Spark write. The staging objects
-    are deleted in the end, unless the outcome is unknown. If a table can't be staged, the files that
-    others left are deleted: nothing was committed yet.
+    `stage_table(table key, text for STAGE_OPTION)` runs one ordinary Spark write. The staging
+    objects are deleted in the end, unless the outcome is unknown. If a table can't be staged, the
+    files that others left are deleted: nothing was committed yet.
 
     Raises:
         UnsupportedError: this process doesn't see what Spark's processes wrote.
-        OmnigraphError: as `commit` and as the staging writes raise; nothing was published, unless it
-            is a `PublishOutcomeUnknown`.
+        OmnigraphError: as `commit` and as the staging writes raise; nothing was published, unless
+            it is a `PublishOutcomeUnknown`.
     """
     try:
         staged = _staged(plan, stage_table)

@@ -1,7 +1,7 @@
 """Commit a whole write: table commits, then one publish; rounds, put-back, crash record, lineage.
 
-Runs on the driver, once per write, in the process that Spark calls `commit` in. The outline is DESIGN
-5, the rules are PROTOCOL. What is left behind, by outcome:
+Runs on the driver, once per write, in the process that Spark calls `commit` in. The outline is
+DESIGN 5, the rules are PROTOCOL. What is left behind, by outcome:
 
 - failed before the first table commit (conflict, validation): the staged files are deleted;
 - failed after one: the tables are put back, the files stay for cleanup (PROTOCOL 19);
@@ -94,8 +94,9 @@ def commit(plan: WritePlan, staged: Iterable[StagedTable]) -> Committed:
 def abort(plan: WritePlan, staged: Iterable[StagedTable], *, complete: bool) -> None:
     """Clean up after a failed job; runs on the driver, in another process than `commit`.
 
-    Deletes the files of its messages only if one of the messages was missing (`complete` is False): then
-    a task failed and `commit` was never entered. Otherwise `commit` has done what is safe (DESIGN 5).
+    Deletes the files of its messages only if one of the messages was missing (`complete` is False):
+    then a task failed and `commit` was never entered. Otherwise `commit` has done what is safe
+    (DESIGN 5).
     """
     if not complete:
         staged_files.delete(plan, staged)
@@ -109,7 +110,7 @@ def _by_table(plan: WritePlan, staged: Iterable[StagedTable]) -> dict[str, list[
 
 
 def _is_touched(plan: WritePlan, key: str, by_table: Mapping[str, Sequence[StagedTable]]) -> bool:
-    """Tell whether a table gets a new version: rows, a listed overwrite or new table, or a txn mark."""
+    """Tell whether a table gets a new version: it has rows, is listed, or gets a txn mark."""
     has_rows = any(one.fragments for one in by_table[key])
     listed = plan.targets[key].mode in (OVERWRITE, CREATE)
     return has_rows or listed or plan.txn is not None
@@ -150,7 +151,8 @@ class _Write:
         return Committed(plan.publish_id, published.graph_version, published.skipped)
 
     def _rounds(self, heartbeat: Heartbeat) -> Published:
-        end = time.monotonic() + self._plan.settings.commit_timeout_seconds
+        began = time.monotonic()
+        end = began + self._plan.settings.commit_timeout_seconds
         lost = 0
         while True:
             try:
@@ -162,7 +164,7 @@ class _Write:
                 if time.monotonic() >= end:
                     raise CommitTimeoutError(
                         f"Write {self._plan.publish_id} lost {lost} rounds to other writers",
-                        expected=f"a round of its own within {self._plan.settings.commit_timeout_seconds:g} s",
+                        expected=f"one won round within {end - began:g} s",
                         hint="Nothing was published. Write again, or raise commitTimeoutSeconds",
                     ) from error
                 _log.info("write %s lost round %d: %s", self._plan.publish_id, lost, error)
@@ -170,7 +172,7 @@ class _Write:
                 time.sleep(random.uniform(0.1, 1.0) * longest)
 
     def _may_repeat(self, error: OmnigraphError) -> bool:
-        """Tell whether a lost round may be gone again: an append, or an overwrite that expects nothing."""
+        """Tell whether a lost round may be gone again: it is an append, or expects nothing."""
         if isinstance(error, ExpectedVersionMismatch) and error.table_key in self._plan.expected:
             return False
         return self._plan.mode == APPEND or not self._plan.expected
@@ -236,7 +238,7 @@ class _Write:
         return published
 
     def _target(self, key: str, snapshot: Snapshot) -> TableTarget:
-        """Return a table's target for this round; a table that was created meanwhile is extended."""
+        """Return a table's target for this round; one that was created meanwhile is extended."""
         target = self._plan.targets[key]
         if key not in snapshot.tables and target.mode != CREATE:
             raise ExpectedVersionMismatch(key, target.version, 0)
@@ -270,7 +272,7 @@ class _Write:
         )
 
     def _guards(self, snapshot: Snapshot) -> frozenset[str]:
-        """Return the untouched tables whose publishes must collide with this one (DESIGN 5, "Guards")."""
+        """Return the untouched tables whose publishes must collide with this one (DESIGN 5)."""
         plan = self._plan
         created = [key for key in self._touched if key not in snapshot.tables]
         replaced = plan.mode == OVERWRITE
@@ -287,7 +289,7 @@ class _Write:
         return frozenset(key for key in guards if key in snapshot.tables)
 
     def _expected(self) -> dict[str, int]:
-        """Return the plan's expectations, moved on where this write itself rolled a dead one back."""
+        """Return the plan's expectations, moved on where this write rolled a dead one back."""
         expected = dict(self._plan.expected)
         for key, version in expected.items():
             while (healed := self._round.healed.get((self._plan.branch, key, version))) is not None:

@@ -1,4 +1,4 @@
-"""What a frame's schema says of the tables that it is written to; on the driver, nothing is written.
+"""What a frame's schema says of the tables that it is written to; on the driver, read-only.
 
 A table frame goes to the table that the option `table` names; a whole-graph frame to those of its
 definitions, else to those that the graph has (DESIGN 2).
@@ -56,7 +56,8 @@ def plan_frame(
 ) -> FramePlan:
     """Plan the write of one frame.
 
-    `declared` are the columns that CREATE TABLE declared, for a table that the first INSERT creates.
+    `declared` are the columns that CREATE TABLE declared, for a table that the first INSERT
+    creates.
 
     Raises:
         OptionError: a frame of neither form, or options that name a type that isn't written.
@@ -127,7 +128,8 @@ def _plan_whole_graph(options: WriteOptions, schema: StructType) -> FramePlan:
     tables = {key: _as_spark(target, given.get(key)) for key, target in plan.targets.items()}
     owned = frames.ownership(schema, tables)
     _refuse_strangers(schema, owned)
-    # Without definitions nobody knows which tables will have rows: what those lack, their tasks refuse.
+    # Without definitions nobody knows which tables will have rows: what those lack, their tasks
+    # refuse.
     for key, target in plan.targets.items() if known is not None else ():
         _check(_own_frame(schema, owned[key]), target)
     demanded = frozenset(options.expected_table_versions)
@@ -143,7 +145,7 @@ def _plan_tables(
     known: Definitions | None,
     carrier: StructType | None = None,
 ) -> WritePlan:
-    """Plan tables and check the frames (`written`; None: checked later) against those that exist."""
+    """Plan tables and check the frames (`written`; None: later) against those that exist."""
     _refuse_unwritten(options, written)
     new = {
         key: _new_table(key, definitions[key], options, known)
@@ -275,7 +277,7 @@ def _check_system_column(schema: StructType, name: str, key: str, *, optional: b
 
 
 def _as_spark(target: TableTarget, defined: StructType | None) -> StructType:
-    """Return a table's frame schema: as the frame's definitions have it, else from what is stored."""
+    """Return a table's frame schema: as the frame defines it, else from what is stored."""
     if defined is not None and target.mode == CREATE:
         return defined
     return StructType([arrow_types.spark_field(field) for field in target.schema])

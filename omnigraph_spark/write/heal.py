@@ -1,8 +1,8 @@
 """Resolve what dead writers of our own kind left: roll their tables back, as a whole (DESIGN 5).
 
-Runs on the driver, at the start of a write's round, where a crash record of another write has not been
-renewed for the grace. Nobody rolls a dead write forward. The restored versions are published, guards
-included, so that a late publish of a writer that only slept is refused.
+Runs on the driver, at the start of a write's round, where a crash record of another write has not
+been renewed for the grace. Nobody rolls a dead write forward. The restored versions are published,
+guards included, so that a late publish of a writer that only slept is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def resolve_dead(round_: Round, grace_seconds: float) -> int:
 
     Raises:
         StartOver: a rival was at the same tables; the next round looks again.
-        PublishOutcomeUnknown, StorageError: the store failed; the records stay, the next write goes on.
+        PublishOutcomeUnknown, StorageError: the store failed; the records stay, the next write goes
+            on.
     """
     dead = crash_records.dead(round_.storage, round_.publish_id, grace_seconds)
     round_.dead = frozenset(record.publish_id for record in dead)

@@ -1,7 +1,7 @@
 """Plan a write on the driver: which tables, on which versions, with which schemas.
 
-Spark-free and without side effects: everything that can be refused is refused here, before a task has
-written a byte. The plan is plain data and is pickled to the tasks and to the commit.
+Spark-free and without side effects: everything that can be refused is refused here, before a task
+has written a byte. The plan is plain data and is pickled to the tasks and to the commit.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ class WritePlan:
     """A whole write: its targets and what its commit needs; picklable, secrets only in `storage`.
 
     `expected` are the versions that must still be the published ones at the commit, in every round:
-    the caller's, the ones the frame was read from, and, for an overwrite, the ones it was planned on.
-    `unchecked` says that an overwrite knew, of a table it replaces, no version to expect but the head's.
+    the caller's, the ones the frame was read from, and, for an overwrite, the ones it was planned
+    on. `unchecked` says that an overwrite knew, of a table it replaces, no version to expect but
+    the head's.
     """
 
     storage: Storage
@@ -211,7 +212,7 @@ def _target(
         raise TableNotFoundError(
             f"No table {key} on branch {snapshot.branch}, and this write can't create it",
             expected=", ".join(sorted(snapshot.tables)[:60]) or "none: the graph has no tables",
-            hint="Write a frame of that one table with option table, or one made by omnigraph_spark.pack",
+            hint="Write that one table with option table, or a frame made by omnigraph_spark.pack",
             table_key=key,
         )
     engine_type = of_arrow(key, new.schema, new.key, new.endpoints, new.carried)

@@ -38,8 +38,8 @@ def route(
     """Yield (table key, rows in exactly the table's Arrow schema) for the batches of a task.
 
     Raises:
-        IntegrityError: a null `_table`, a null where the table allows none, or an `id` that isn't its
-            row's key.
+        IntegrityError: a null `_table`, a null where the table allows none, or an `id` that isn't
+            its row's key.
         SchemaMismatchError: a table that the write doesn't know, a value in a column that the row's
             table doesn't have, or one that doesn't fit its column exactly.
     """

@@ -1,8 +1,8 @@
 """Stage rows: write Lance fragments in a task and commit nothing.
 
 Runs on executors, once per task. What it returns is plain data that the commit message carries:
-fragment metadata, counts and the field map (PROTOCOL 1); never a handle or a secret. A task that fails
-leaves unreferenced data files behind, which `abort` or cleanup removes.
+fragment metadata, counts and the field map (PROTOCOL 1); never a handle or a secret. A task that
+fails leaves unreferenced data files behind, which `abort` or cleanup removes.
 """
 
 from __future__ import annotations
@@ -178,11 +178,11 @@ class _TableThread:
     def _run(self, plan: WritePlan, target: TableTarget) -> None:
         try:
             self.staged = _stage_one(plan, target, iter(self._queue.get, _END))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (raised again in the task's thread)
             self.error = error
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Hand over rows; small batches are gathered first, so that 50 tables don't write slivers."""
+        """Hand over rows; small batches are gathered first: 50 tables would write slivers."""
         self._waiting.append(batch)
         self._waiting_bytes += batch.nbytes
         self._waiting_rows += batch.num_rows

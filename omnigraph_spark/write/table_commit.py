@@ -1,7 +1,8 @@
 """Commit one table's part of a write to its dataset, unpublished; drift-safe (PROTOCOL 11 to 20).
 
-Runs on the driver, once per table and round. Each version that is made must be exactly one more than
-the last; what is published is the last one. A round that loses puts its tables back (`put_back`).
+Runs on the driver, once per table and round. Each version that is made must be exactly one more
+than the last; what is published is the last one. A round that loses puts its tables back
+(`put_back`).
 """
 
 from __future__ import annotations
@@ -25,12 +26,11 @@ from omnigraph_spark.lance_errors import (
     translated,
     typed,
 )
-from omnigraph_spark.layout import PUBLISH_ID_PROPERTY
 from omnigraph_spark.manifest.rows import OURS, VersionRow
 from omnigraph_spark.manifest.snapshot import TableEntry
 from omnigraph_spark.write import field_map
 from omnigraph_spark.write.plan import OVERWRITE, TableTarget
-from omnigraph_spark.write.stage import DATA_STORAGE_VERSION, StagedTable
+from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_head import (
     Round,
     StartOver,
@@ -99,14 +99,16 @@ def commit_table(
 ) -> Moved:
     """Commit the staged fragments of one table on its pinned version.
 
-    `entry` is the table in the round's snapshot, None where it has no live version; `floor` the highest
-    version or tombstone that the key ever had.
+    `entry` is the table in the round's snapshot, None where it has no live version; `floor` the
+    highest version or tombstone that the key ever had.
 
     Raises:
-        StartOver: somebody else was first; nothing of this table stays that another write could adopt.
+        StartOver: somebody else was first; nothing of this table stays that another write could
+            adopt.
         SchemaMismatchError: the table's schema isn't the one the fragments were staged under.
         UnsupportedError: a leftover of another program is in the way.
-        StorageError: the store failed; what was committed is unpublished and healed by a later write.
+        StorageError: the store failed; what was committed is unpublished and healed by a later
+            write.
     """
     fragments = _fragments(staged)
     added = sum(one.rows for one in staged)
@@ -291,39 +293,25 @@ def _create(
 
 
 def _first_version(round_: Round, target: TableTarget, fragments: list[Any]) -> LanceDataset:
-    """Create the dataset; with no rows through a write, since a commit takes its format from files."""
-    import lance
+    """Create the dataset in one strict commit: of several creators one succeeds (PROTOCOL 20).
+
+    Lance's `mode="create"`, and a commit with retries, silently overwrite a faster creator's.
+    """
     from lance import LanceOperation
 
     storage = round_.storage
-    uri = storage.dataset_uri(target.location)
     round_.files_used |= bool(fragments)
-    if fragments:
-        made = commit(
-            uri,
-            0,
-            LanceOperation.Overwrite(target.schema, fragments),
-            round_.publish_id,
-            storage_options=storage.lance_options(),
-            enable_stable_row_ids=True,
-            enable_v2_manifest_paths=True,
-        )
-        # By its URI a dataset that a rival has just created is overwritten without a word.
-        return _contiguous(made, 0, round_.publish_id)
-    try:
-        return lance.write_dataset(
-            pa.Table.from_batches([], target.schema),
-            uri,
-            mode="create",
-            data_storage_version=DATA_STORAGE_VERSION,
-            enable_stable_row_ids=True,
-            storage_options=storage.lance_options(),
-            transaction_properties={PUBLISH_ID_PROPERTY: round_.publish_id},
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        if outcome_of(error) in (Outcome.CONFLICT, Outcome.UNKNOWN):
-            raise StartOver(str(error)) from error
-        raise typed(error, f"Creating {target.table_key}") from error
+    made = commit(
+        storage.dataset_uri(target.location),
+        0,
+        LanceOperation.Overwrite(target.schema, fragments),
+        round_.publish_id,
+        max_retries=0,
+        storage_options=storage.lance_options(),
+        enable_stable_row_ids=True,
+        enable_v2_manifest_paths=True,
+    )
+    return _contiguous(made, 0, round_.publish_id)
 
 
 def _indexes(head: LanceDataset) -> list[tuple[str, Any, str]]:
@@ -345,7 +333,7 @@ def _indexes(head: LanceDataset) -> list[tuple[str, Any, str]]:
 def _build_indexes(
     made: LanceDataset, indexes: list[tuple[str, Any, str]], round_: Round, entry: TableEntry
 ) -> LanceDataset:
-    """Build indices again, one version each; the overwrite is undone if a version isn't the next one."""
+    """Build indices again, one version each; undo the overwrite if one isn't the next."""
     for index in indexes:
         reached = int(made.version)
         try:

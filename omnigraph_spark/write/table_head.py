@@ -1,9 +1,9 @@
 """The head of one table's dataset: is it what the snapshot pins, and if not, whose is it?
 
-Lance rebases an append onto whatever is at a table's head (FACTS 19), so before a commit the head must
-be the pinned version, or be *clean*: nothing above it but a Restore of the pinned version and the
-removal of auto-cleanup keys (PROTOCOL 12). A head that is ahead belongs to a writer that is still
-going to publish it, or that is gone; only after the grace is it restored. Runs on the driver.
+Lance rebases an append onto whatever is at a table's head (FACTS 19), so before a commit the head
+must be the pinned version, or be *clean*: nothing above it but a Restore of the pinned version and
+the removal of auto-cleanup keys (PROTOCOL 12). A head that is ahead belongs to a writer that is
+still going to publish it, or that is gone; only after the grace is it restored. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ class StartOver(Exception):
 class Round:
     """What the table commits of one write share.
 
-    `fresh` reads the branch's snapshot anew; it is how a waiting writer sees that a head was published.
-    `dead` are the publish ids of writers that are known to be gone. `files_used` says that staged files
-    may be part of a table version, so that only cleanup may delete them (PROTOCOL 19). `healed` maps
-    (branch, table key, version) to the version of equal content that this write itself published when
-    it rolled dead writes back: what the caller expects is then expected there.
+    `fresh` reads the branch's snapshot anew; it is how a waiting writer sees that a head was
+    published. `dead` are the publish ids of writers that are known to be gone. `files_used` says
+    that staged files may be part of a table version, so that only cleanup may delete them (PROTOCOL
+    19). `healed` maps (branch, table key, version) to the version of equal content that this write
+    itself published when it rolled dead writes back: what the caller expects is then expected
+    there.
     """
 
     storage: Storage
@@ -253,8 +254,8 @@ def restore(head: LanceDataset, version: int, publish_id: str) -> LanceDataset:
     """Make `version` the content of the head again, in the next version; strips auto-cleanup after.
 
     Raises:
-        StartOver: the restore didn't land directly above `head` (it is never strict, PROTOCOL 14); it
-            was taken back where nobody had built on it.
+        StartOver: the restore didn't land directly above `head` (it is never strict, PROTOCOL 14);
+            it was taken back where nobody had built on it.
         StorageError: the store failed.
     """
     from lance import LanceOperation
@@ -271,7 +272,7 @@ def restore(head: LanceDataset, version: int, publish_id: str) -> LanceDataset:
 
 
 def take_back(made: LanceDataset, publish_id: str) -> None:
-    """Undo a commit that landed above somebody else's, if nobody has built on it (PROTOCOL 12, SELF)."""
+    """Undo a commit that landed above somebody else's, if nobody has built on it (SELF)."""
     from lance import LanceOperation
 
     mine = int(made.version)
@@ -329,7 +330,7 @@ class _Watch:
         self.version: int | None = None
 
     def is_over(self, version: int, sign: datetime | None) -> bool:
-        """Tell whether the head `version`, whose writer's last sign of life is `sign`, may be healed."""
+        """Tell whether the head `version`, whose writer last gave the sign `sign`, may be healed."""
         now = time.monotonic()
         if version != self.version:
             self.version, self._first, self._last, self._sign = version, now, now, sign

@@ -1,7 +1,7 @@
 """Spark's side of a write: plan on the driver, stage in tasks, commit or abort on the driver.
 
-Spark makes the writer in one process, pickles it to the tasks, and to another process for `commit` or
-`abort` (FACTS 3): whatever these need is planned in the constructor or travels in the messages.
+Spark makes the writer in one process, pickles it to the tasks, and to another process for `commit`
+or `abort` (FACTS 3): whatever these need is planned in the constructor or travels in the messages.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class OmnigraphWriter(DataSourceArrowWriter):
             OptionError, UnsupportedError: the options, or the catalog table, don't allow the write.
             SchemaMismatchError, IntegrityError, TableNotFoundError: the frame doesn't fit.
             ExpectedVersionMismatch: a table isn't where the frame or the options expect it.
-            UnsupportedManifestVersion, RecoveryPendingError, StorageError: the graph can't be written.
+            UnsupportedManifestVersion, RecoveryPendingError, StorageError: the graph can't be
+                written.
         """
         staged_text = raw.get(bulk.STAGE_OPTION)
         self._staging = staged_text is not None
@@ -94,7 +95,8 @@ class OmnigraphWriter(DataSourceArrowWriter):
         """Commit all tables in one publish; on the driver, in a process of its own.
 
         Raises:
-            StorageError: two messages are of one task; nothing was published, their files are deleted.
+            StorageError: two messages are of one task; nothing was published, their files are
+                deleted.
             OmnigraphError: as `write.commit.commit`.
         """
         ours = _ours(messages)
