@@ -14,15 +14,15 @@ import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-import lance
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.ceiling import CeilingDataSource
 from benchmarks.harness import Case, Peer, Result, measure, print_result, write_json
-from omnigraph_spark import OmniGraph
+from omnigraph_spark import OmniGraph, layout
 from omnigraph_spark.storage import Storage
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -43,31 +43,31 @@ class Bench:
 
     # --- data ----------------------------------------------------------------------------------
 
+    def numbers(self, rows: int) -> DataFrame:
+        """Return 0 to `rows` - 1 in a column `number`."""
+        return self.spark.range(0, rows, 1, TASKS).withColumnRenamed("id", "number")
+
     def edges(self) -> DataFrame:
         """Return the edges: id, src, dst, weight, since."""
-        number = F.col("n")
-        return (
-            self.spark.range(0, self.rows, 1, TASKS)
-            .select(F.col("id").alias("n"))
-            .select(
-                F.lpad(number.cast("string"), 13, "e").alias("id"),
-                F.lpad((number % 50_021).cast("string"), 9, "n").alias("src"),
-                F.lpad((number % 49_999).cast("string"), 9, "n").alias("dst"),
-                (number / 3).alias("weight"),
-                F.date_add(F.lit("2020-01-01"), (number % 2_000).cast("int")).alias("since"),
-            )
+        number = F.col("number")
+        return self.numbers(self.rows).select(
+            F.lpad(number.cast("string"), 13, "e").alias("id"),
+            F.lpad((number % 50_021).cast("string"), 9, "n").alias("src"),
+            F.lpad((number % 49_999).cast("string"), 9, "n").alias("dst"),
+            (number / 3).alias("weight"),
+            F.date_add(F.lit("2020-01-01"), (number % 2_000).cast("int")).alias("since"),
         )
 
     def wide(self, rows: int) -> DataFrame:
         """Return nodes of 20 columns, one of them a vector."""
-        number = F.col("id")
+        number = F.col("number")
         vector = F.transform(
             F.sequence(F.lit(1), F.lit(VECTOR_WIDTH)), lambda i: (i * number % 97).cast("float")
         )
         properties = [
             (number % (7 + i)).cast("double").alias(f"p{i:02}") for i in range(WIDE_PROPERTIES)
         ]
-        return self.spark.range(0, rows, 1, TASKS).select(
+        return self.numbers(rows).select(
             F.lpad(number.cast("string"), 13, "t").alias("id"), *properties, vector.alias("vec")
         )
 
@@ -80,13 +80,17 @@ class Bench:
         writer = frame.write.format("omnigraph").option("table", table).options(**options)
         writer.mode("append").save(uri)
 
-    def table_dataset(self, uri: str, table: str) -> str:
-        """Return the URI of a table's Lance dataset."""
-        row = (
-            OmniGraph.for_path(self.spark, uri).tables().where(F.col("table_key") == table).first()
+    def graph_of_edges(self, uri: str) -> None:
+        """Make a graph with the edge table and one row in it."""
+        one = self.edges().limit(1)
+        OmniGraph.for_path(self.spark, uri).write(
+            {"node:Person": one.select(F.col("src").alias("id")), EDGES: one},
+            endpoints="Knows: Person -> Person",
         )
-        assert row is not None
-        return Storage.at(uri).dataset_uri(row["location"])
+
+    def table_dataset(self, uri: str, table: str) -> str:
+        """Return the URI of the Lance dataset of a table that was made here."""
+        return Storage.at(uri).dataset_uri(layout.table_location(table))
 
     def read(self, uri: str, table: str, **options: str) -> DataFrame:
         """Return the frame of a table."""
@@ -100,7 +104,8 @@ class Bench:
         """Read every edge into Spark's noop sink."""
         uri, parquet = self.path("edges"), self.path("edges.parquet")
         edges = self.edges()
-        self.write_graph(edges, EDGES, uri, endpoints="Knows: Person -> Person")
+        self.graph_of_edges(uri)
+        self.write_graph(edges, EDGES, uri)
         edges.write.parquet(parquet)
         dataset = self.table_dataset(uri, EDGES)
         ceiling = self.spark.read.format("ceiling").option("rows", self.rows).option("tasks", TASKS)
@@ -111,29 +116,37 @@ class Bench:
                 Peer("omnigraph", lambda _: noop(self.read(uri, EDGES))),
                 Peer("API ceiling", lambda _: noop(ceiling.load())),
                 Peer("Spark Parquet", lambda _: noop(self.spark.read.parquet(parquet))),
-                Peer("pylance, one process", lambda _: drain(lance.dataset(dataset).to_batches())),
+                Peer("pylance, one process", lambda _: drain(open_lance(dataset).to_batches())),
             ),
         )
 
     def append(self) -> Case:
-        """Write every edge to a new place, commit and publish included."""
+        """Append every edge, commit and publish included; each round to a place of its own."""
         edges = self.edges().cache()
         arrow = edges.toArrow()
+        template = self.path("template")
+        self.graph_of_edges(template)
+        place = Path(tempfile.mkdtemp(dir=self.folder))
+
+        def fresh(number: int, name: str) -> Path:
+            shutil.rmtree(place / name, ignore_errors=True)
+            return place / name / str(number)
+
+        def ours(number: int) -> str:
+            return str(place / "ours" / str(number))
+
         return Case(
             "append of the edges",
             self.rows,
             (
                 Peer(
                     "omnigraph",
-                    self._fresh(
-                        lambda uri: self.write_graph(
-                            edges, EDGES, uri, endpoints="Knows: Person -> Person", integrity="off"
-                        )
-                    ),
+                    lambda n: self.write_graph(edges, EDGES, ours(n), integrity="off"),
+                    prepare=lambda n: shutil.copytree(template, fresh(n, "ours")),
                 ),
                 Peer("API ceiling", lambda _: edges.write.format("ceiling").mode("append").save()),
-                Peer("Spark Parquet", self._fresh(edges.write.parquet)),
-                Peer("pylance, one process", self._fresh(lambda uri: write_lance(arrow, uri))),
+                Peer("Spark Parquet", lambda n: edges.write.parquet(str(fresh(n, "parquet")))),
+                Peer("pylance, one process", lambda n: write_lance(arrow, str(fresh(n, "lance")))),
             ),
         )
 
@@ -157,7 +170,7 @@ class Bench:
                 ),
                 Peer(
                     "pylance, one process",
-                    lambda _: drain(lance.dataset(dataset).to_batches(columns=two)),
+                    lambda _: drain(open_lance(dataset).to_batches(columns=two)),
                 ),
             ),
         )
@@ -179,16 +192,6 @@ class Bench:
             ),
         )
 
-    def _fresh(self, write: Callable[[str], object]) -> Callable[[int], object]:
-        """Return a run that writes to a place of its own and removes what the last round wrote."""
-        place = Path(tempfile.mkdtemp(dir=self.folder))
-
-        def run(number: int) -> None:
-            shutil.rmtree(place / str(number - 1), ignore_errors=True)
-            write(str(place / str(number)))
-
-        return run
-
 
 CASES: dict[str, Callable[[Bench], Case]] = {
     "scan": Bench.scan,
@@ -209,8 +212,17 @@ def drain(batches: object) -> None:
         pass
 
 
+def open_lance(uri: str) -> Any:
+    """Open a dataset in this process; `import lance` waits until Spark has forked its JVM."""
+    import lance
+
+    return lance.dataset(uri)
+
+
 def write_lance(table: pa.Table, uri: str) -> None:
     """Write a table as one Lance dataset."""
+    import lance
+
     lance.write_dataset(table, uri, data_storage_version="2.2")
 
 

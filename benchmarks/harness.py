@@ -20,10 +20,11 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Peer:
-    """One way to do a case's work; `run(round)` does it once."""
+    """One way to do a case's work; `run(round)` does it once, after an untimed `prepare(round)`."""
 
     name: str
     run: Callable[[int], object]
+    prepare: Callable[[int], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def measure(case: Case, rounds: int) -> Result:
     result = Result(case)
     for number in range(rounds + 1):
         for peer in case.peers:
+            if peer.prepare is not None:
+                peer.prepare(number)
             with largest_worker() as seen:
                 start = time.perf_counter()
                 peer.run(number)
