@@ -33,6 +33,7 @@ from omnigraph_spark.lance_errors import (
     outcome_of,
     translated,
 )
+from tests.support.s3 import Bucket
 
 KEY: dict[str, Any] = {"lance-schema:unenforced-primary-key": "true"}
 MANIFEST = pa.schema(
@@ -423,6 +424,32 @@ def test_p29_the_second_of_two_migrators_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="UpdateConfig transaction is incompatible") as caught:
         two.update_field_metadata({"object_id": KEY})
     assert outcome_of(caught.value) is Outcome.CONFLICT
+
+
+def test_28_the_compare_and_swap_works_through_storage_options(bucket: Bucket) -> None:
+    table = pa.table({"object_id": ["node:A"], "value": [0]}, schema=MANIFEST)
+    uri, settings = f"{bucket.uri}/m", bucket.storage_options
+    lance.write_dataset(table, uri, data_storage_version="2.2", storage_options=settings)
+    one, two = (lance.dataset(uri, storage_options=settings) for _ in range(2))
+    merge(one, "node:A", "node:A$5")
+    with pytest.raises(OSError, match="Too many concurrent writers"):
+        merge(two, "node:A", "node:A$7")
+    after = lance.dataset(uri, storage_options=settings).to_table()["object_id"].to_pylist()
+    assert sorted(after) == ["node:A", "node:A$5"]
+
+
+def test_31_a_publish_costs_tens_of_kilobytes_whatever_its_rows(tmp_path: Path) -> None:
+    manifest, _ = manifest_pair(tmp_path / "m")
+
+    def size() -> int:
+        return sum(one.stat().st_size for one in (tmp_path / "m").rglob("*") if one.is_file())
+
+    costs = []
+    for version in range(1, 4):
+        before = size()
+        merge(lance.dataset(manifest.uri), "node:A", f"node:A${version}")
+        costs.append(size() - before)
+    assert all(40_000 < cost < 100_000 for cost in costs), costs
 
 
 # --- rows --------------------------------------------------------------------------------------
