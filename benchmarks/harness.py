@@ -85,7 +85,7 @@ def largest_worker(interval: float = 0.05) -> Iterator[list[int]]:
                     if "python" not in child.name() or "pyspark" not in " ".join(child.cmdline()):
                         continue
                     cpu = sum(child.cpu_times()[:2])
-                    if cpu > first_cpu.setdefault(child.pid, cpu):
+                    if cpu > first_cpu.setdefault(child.pid, cpu) + 0.05:
                         seen[0] = max(seen[0], child.memory_info().rss)
                 except psutil.Error:
                     continue
