@@ -8,7 +8,7 @@ _SECRET_NAME = (
     r"secret|password|passwd|token|credential|access_?key|account_?key|customer_?key|private_?key"
     r"|api_?key|signature|authorization"
 )
-_SECRET_KEY = re.compile(rf"{_SECRET_NAME}|sas|session|pem", re.IGNORECASE)
+_SECRET_KEY = re.compile(rf"{_SECRET_NAME}|(?:^|[^a-z])sas(?:$|[^a-z])|session|pem", re.IGNORECASE)
 # What stands before the host: user and password (which may hold a slash), or a token.
 # `container@account` of Azure is none.
 _URI_USERINFO = re.compile(
