@@ -64,7 +64,9 @@ class Publish:
 
     `expected` maps table keys to the version that must be the published one (0: none); an empty map
     skips the check (best effort). `guards` are tables whose publishes by others must collide with
-    this one, beside those that `changes` touches.
+    this one, beside those that `changes` touches; a guard makes the loser look again, and what it
+    must then find unchanged belongs into `expected`. `edge_tables` are the edge tables that there
+    may be, for a publish that removes node ids: another one is new and wasn't looked at.
     """
 
     branch: str
@@ -72,6 +74,7 @@ class Publish:
     changes: tuple[ManifestRow, ...]
     expected: Mapping[str, int] = field(default_factory=dict)
     guards: frozenset[str] = frozenset()
+    edge_tables: frozenset[str] | None = None
     txn: tuple[str, int] | None = None
     retries: int = PUBLISHER_RETRY_BUDGET
     branch_identifier: str | None = None
@@ -175,7 +178,7 @@ def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published |
     snapshot = fold(rows, request.branch, manifest.version)
     if request.txn is not None and _txn_is_there(rows, request):
         return Published(manifest.version, skipped=True)
-    _check_expected(snapshot, request.expected)
+    _check_expected(snapshot, request)
     new_rows = _rows(snapshot, request)
     _check_visible(rows, new_rows, request, manifest.version)
     faults.point("publish.before_merge")
@@ -260,7 +263,11 @@ def _txn_is_there(rows: pa.Table, request: Publish) -> bool:
     return request.txn is not None and check_txn(rows, request.txn, request.touched())
 
 
-def _check_expected(snapshot: Snapshot, expected: Mapping[str, int]) -> None:
+def _check_expected(snapshot: Snapshot, request: Publish) -> None:
+    expected = dict(request.expected)
+    if request.edge_tables is not None:
+        edges = (key for key in snapshot.tables if layout.is_edge(key))
+        expected |= {key: 0 for key in edges if key not in request.edge_tables}
     for key in sorted(expected):
         actual = snapshot.version(key)
         if actual != expected[key]:

@@ -172,9 +172,12 @@ class _Write:
                 time.sleep(random.uniform(0.1, 1.0) * longest)
 
     def _may_repeat(self, error: OmnigraphError) -> bool:
-        """Tell whether a lost round may be gone again: it is an append, or expects nothing."""
-        if isinstance(error, ExpectedVersionMismatch) and error.table_key in self._plan.expected:
-            return False
+        """Tell whether a lost round may be gone again: nothing moved that the caller expects.
+
+        Contention at the publisher ends an overwrite that expects something, not an append.
+        """
+        if isinstance(error, ExpectedVersionMismatch):
+            return error.table_key not in self._plan.expected
         return self._plan.mode == APPEND or not self._plan.expected
 
     def _once(self, heartbeat: Heartbeat) -> Published:
@@ -260,12 +263,17 @@ class _Write:
             if one.table_key not in snapshot.locations:
                 changes.append(TableRow(one.table_key, one.location))
             changes += one.rows(manifest_metadata(self._round, one), ours)
+        guards = self._guards(snapshot)
+        found = {key: snapshot.version(key) for key in guards}
+        before = {one.table_key: one.before for one in moved}
+        edges = frozenset(key for key in (*snapshot.tables, *self._touched) if layout.is_edge(key))
         return Publish(
             branch=plan.branch,
             publish_id=plan.publish_id,
             changes=tuple(changes),
-            expected={**{one.table_key: one.before for one in moved}, **self._expected()},
-            guards=self._guards(snapshot) | frozenset(plan.expected),
+            expected={**found, **before, **self._expected()},
+            guards=guards | frozenset(plan.expected),
+            edge_tables=edges if plan.mode == OVERWRITE else None,
             txn=plan.txn,
             retries=plan.settings.commit_retries,
             branch_identifier=plan.branch_identifier,
