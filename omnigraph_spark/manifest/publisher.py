@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnigraph_spark import faults
+from omnigraph_spark import faults, layout
 from omnigraph_spark.errors import (
     BranchNotFoundError,
     CorruptManifestError,
