@@ -129,7 +129,7 @@ def test_the_order_of_the_rows_does_not_matter() -> None:
 
 def test_rows_of_skipped_versions_count_by_their_table_version() -> None:
     healed = version(9)
-    rows = [TABLE, version(6), healed, replace(healed, object_version=7)]
+    rows: list[ManifestRow] = [TABLE, version(6), healed, replace(healed, object_version=7)]
     assert folded(*rows, replace(healed, object_version=8)).version(PERSON) == 9
 
 
