@@ -5,7 +5,8 @@ Off unless the environment variable `OMNIGRAPH_SPARK_FAULTS` is set when the pro
 (the same a little later, so in the middle of what comes next), `raise` (a StorageError), `unknown`
 (what Lance raises when the store never answered a commit), `stall:SECONDS`, or
 `run:module:function` (call a function, for a rival between two steps); `@N` after the action arms
-the N-th hit only. Each delivered fault is appended to the file that `OMNIGRAPH_SPARK_FAULTS_LOG`
+the N-th hit only. With `file:PATH` the same text is read from a file at every point, so that a test
+can arm the processes that Spark starts. Each delivered fault is appended to the file that `OMNIGRAPH_SPARK_FAULTS_LOG`
 names, so that a test can count it.
 """
 
@@ -77,7 +78,10 @@ def _parse(text: str) -> dict[str, str]:
     return armed
 
 
-_armed: dict[str, str] = _parse(os.environ.get(_VARIABLE, ""))
+_text = os.environ.get(_VARIABLE, "")
+_file = _text[len("file:") :] if _text.startswith("file:") else None
+_armed: dict[str, str] = _parse("" if _file else _text)
+_told: dict[str, str] = {}
 _hits: dict[str, int] = {}
 _hooks: dict[str, Callable[[], None]] = {}
 
@@ -103,8 +107,21 @@ def disarm() -> None:
 
 def point(name: str) -> None:
     """Do what is armed at a point, if anything is."""
+    if _file is not None:
+        _read_file(_file)
     if _armed and name in _armed:
         _fire(name)
+
+
+def _read_file(path: str) -> None:
+    """Arm what a file says now, beside what `arm` armed; one that isn't there arms nothing."""
+    for name in _told:
+        _armed.pop(name, None)
+    _told.clear()
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            _told.update(_parse(file.read()))
+    _armed.update(_told)
 
 
 def _fire(name: str) -> None:

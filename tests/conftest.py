@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +67,17 @@ def pushdown(request: pytest.FixtureRequest, spark: SparkSession) -> str:
         pytest.skip("Spark 4.0 pushes no filters into Python sources")
     spark.conf.set(PUSHDOWN, str(request.param == "on").lower())
     return str(request.param)
+
+
+@pytest.fixture
+def spark_faults() -> Iterator[Callable[[str], None]]:
+    """Arm fault points in the processes that Spark starts: `spark_faults("commit.entered=raise")`."""
+
+    def arm(text: str) -> None:
+        sparks.FAULTS.write_text(text, encoding="utf-8")
+
+    yield arm
+    sparks.FAULTS.unlink(missing_ok=True)
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_a_partial_column_list_is_filled_with_null_from_spark_41_on(
             nothing_written(bound),
             pytest.raises(
                 Exception,
-                match="INSERT_COLUMN_ARITY_MISMATCH|NOT_ENOUGH_DATA_COLUMNS|CANNOT_FIND_DATA",
+                match=r"INSERT_COLUMN_ARITY_MISMATCH|NOT_ENOUGH_DATA_COLUMNS|CANNOT_FIND_DATA",
             ),
         ):
             spark.sql(statement)

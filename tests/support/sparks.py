@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL = "local[2]"
+FAULTS = Path(tempfile.gettempdir()) / f"omnigraph-faults-{os.getpid()}"
+"""What this file says is armed in the processes that Spark starts (see `faults` in conftest)."""
 
 # Secrets that no log line, plan, error, catalog entry or file may show; the S3 tests use them.
 CANARY_KEY = "CANARYACCESSKEY00017"
@@ -40,6 +43,7 @@ def prepare_environment() -> None:
     os.environ["AWS_ACCESS_KEY_ID"] = CANARY_KEY
     os.environ["AWS_SECRET_ACCESS_KEY"] = CANARY_SECRET
     os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+    os.environ.setdefault("OMNIGRAPH_SPARK_FAULTS", f"file:{FAULTS}")
 
 
 def settings(master: str, folder: str | Path) -> dict[str, str]:
