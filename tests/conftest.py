@@ -30,6 +30,15 @@ def pytest_configure(config: pytest.Config) -> None:
     sparks.prepare_environment()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With another master than the default one, run only the tests that it makes a difference to."""
+    if config.getoption("--spark-master") == sparks.LOCAL:
+        return
+    chosen = [item for item in items if "spark_session" in getattr(item, "fixturenames", ())]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
 @pytest.fixture(scope="session")
 def spark_session(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
