@@ -135,9 +135,11 @@ def settle(
             pinned,
         )
         faults.point("heal.before_restore")
-        if _latest(head).version == watch.version and round_.fresh().version(key) == pinned:
+        unmoved = _latest(head).version == watch.version
+        if round_.fresh().version(key) != pinned:
+            raise StartOver(f"{key} was published meanwhile")
+        if unmoved:
             return restore(head, pinned, round_.publish_id)
-        head = _latest(head)
 
 
 def settle_absent(
