@@ -318,15 +318,15 @@ def _indexes(head: LanceDataset) -> list[tuple[str, Any, str]]:
     """Return (name, type, column) of the indices that an overwrite drops and can build again."""
     found = []
     with translated("Listing the indices of a table"):
-        present = head.list_indices()
+        present = head.describe_indices()
     for index in present:
-        kind = _SCALAR_INDEX.get(str(index["type"]))
-        if kind is None or len(index["fields"]) != 1:
+        kind = _SCALAR_INDEX.get(str(index.index_type))
+        if kind is None or len(index.field_names) != 1:
             _log.warning(
-                "index %s (%s) is not built again by an overwrite", index["name"], index["type"]
+                "index %s (%s) is not built again by an overwrite", index.name, index.index_type
             )
             continue
-        found.append((str(index["name"]), kind, str(index["fields"][0])))
+        found.append((str(index.name), kind, str(index.field_names[0])))
     return found
 
 
