@@ -1,4 +1,4 @@
-"""Spark SQL on a graph: CREATE TABLE, SELECT, INSERT, and what can't be done (DESIGN 7, FACTS 1)."""
+"""Spark SQL on a graph: CREATE TABLE, SELECT, INSERT, and what can't be done (DESIGN 7)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from tests.support.frames import (
     knows,
     load,
     nothing_written,
+    options_of,
     people,
+    placed,
     refused,
     rows,
     save,
@@ -30,17 +32,28 @@ BOTH = [("a", 30, "Ann"), ("b", 25, "Ben")]
 
 
 @pytest.fixture
-def uri(spark: SparkSession, local_store: Store) -> str:
-    """A graph of two people and one edge."""
-    root = local_store.uri("graph")
+def uri(spark: SparkSession, store: Store) -> str:
+    """A graph of two people and one edge, in a folder and on S3."""
+    root = placed(store)
     frames = {NODE: people(spark), EDGE: knows(spark, ("a", "b"))}
     save(pack(frames, endpoints={"Knows": "Person -> Person"}), root)
     return root
 
 
+def clause(uri: str, table: str = NODE, more: str = "") -> str:
+    """Return the OPTIONS clause of a graph's table; keys come from the environment."""
+    given = "".join(f", `{key}` '{value}'" for key, value in options_of(uri).items())
+    return f"OPTIONS (path '{uri}', table '{table}'{more}{given})"
+
+
 def create(spark: SparkSession, name: str, uri: str, table: str = NODE, more: str = "") -> None:
     """Create a catalog table of a graph's table."""
-    spark.sql(f"CREATE TABLE {name} USING omnigraph OPTIONS (path '{uri}', table '{table}'{more})")
+    spark.sql(f"CREATE TABLE {name} USING omnigraph {clause(uri, table, more)}")
+
+
+def handle(spark: SparkSession, uri: str) -> OmniGraph:
+    """Return the graph's handle."""
+    return OmniGraph.for_path(spark, uri, **options_of(uri))
 
 
 @pytest.fixture
@@ -66,7 +79,8 @@ def test_describe_shows_the_columns_with_their_own_types(spark: SparkSession, bo
 
 def test_tables_of_one_graph_are_joined(spark: SparkSession, bound: str) -> None:
     joined = spark.sql(
-        "SELECT s.name, d.name FROM knows k JOIN people s ON k.src = s.id JOIN people d ON k.dst = d.id"
+        "SELECT s.name, d.name FROM knows k "
+        "JOIN people s ON k.src = s.id JOIN people d ON k.dst = d.id"
     )
     assert [tuple(r) for r in joined.collect()] == [("Ann", "Ben")]
 
@@ -88,7 +102,7 @@ def test_a_pinned_table_keeps_its_version_and_is_not_written_through(
 
 
 def history(spark: SparkSession, uri: str) -> str:
-    OmniGraph.for_path(spark, uri).history().createOrReplaceTempView("history_view")
+    handle(spark, uri).history().createOrReplaceTempView("history_view")
     return "history_view"
 
 
@@ -108,14 +122,14 @@ def test_a_branch_is_read_through_its_own_table(spark: SparkSession, tmp_path: P
 
 
 def test_a_temporary_view_keeps_its_options(spark: SparkSession, uri: str) -> None:
-    spark.sql(f"CREATE TEMPORARY VIEW v USING omnigraph OPTIONS (path '{uri}', table '{NODE}')")
+    spark.sql(f"CREATE TEMPORARY VIEW v USING omnigraph {clause(uri)}")
     assert rows(spark.sql("SELECT id FROM v")) == [("a",), ("b",)]
 
 
 def test_create_views_makes_one_view_per_table_of_one_snapshot(
     spark: SparkSession, uri: str
 ) -> None:
-    made = OmniGraph.for_path(spark, uri).create_views("g_")
+    made = handle(spark, uri).create_views("g_")
     assert made == {EDGE: "g_Knows", NODE: "g_Person"}
     save(people(spark, [("c", "Cy", 40)]), uri, table=NODE)
     assert rows(spark.sql("SELECT id FROM g_Person")) == [("a",), ("b",)]
@@ -212,27 +226,21 @@ def test_drop_table_leaves_the_graph(spark: SparkSession, bound: str) -> None:
 def test_a_column_list_cannot_carry_the_path_and_the_error_shows_what_works(
     spark: SparkSession, uri: str
 ) -> None:
-    spark.sql(
-        f"CREATE TABLE listed (id STRING, age INT, name STRING) USING omnigraph "
-        f"OPTIONS (path '{uri}', table '{NODE}')"
-    )
+    columns = "(id STRING, age INT, name STRING)"
+    spark.sql(f"CREATE TABLE listed {columns} USING omnigraph {clause(uri)}")
     with refused(UnsupportedError, r"CREATE TABLE people USING omnigraph OPTIONS \(path"):
         spark.table("listed").collect()
-    with (
-        nothing_written(uri),
-        refused(UnsupportedError, r"schema 'id STRING, age INT, name STRING'"),
-    ):
+    shown = r"schema 'id STRING, age INT, name STRING'"
+    with nothing_written(uri), refused(UnsupportedError, shown):
         spark.sql("INSERT INTO listed VALUES ('c', 1, 'Cy')")
 
 
 def test_create_table_as_select_is_refused_with_the_statements_that_work(
     spark: SparkSession, bound: str
 ) -> None:
+    query = "SELECT id, age, name FROM VALUES ('q', 1, 'Q') AS t(id, age, name)"
     with nothing_written(bound), refused(UnsupportedError, "CREATE TABLE people USING omnigraph"):
-        spark.sql(
-            f"CREATE TABLE made USING omnigraph OPTIONS (path '{bound}', table 'node:Made') "
-            "AS SELECT id, age, name FROM VALUES ('q', 1, 'Q') AS t(id, age, name)"
-        )
+        spark.sql(f"CREATE TABLE made USING omnigraph {clause(bound, 'node:Made')} AS {query}")
     with nothing_written(bound), refused(UnsupportedError, "save|INSERT"):
         spark.table("people").write.format("omnigraph").mode("overwrite").saveAsTable("people2")
 
@@ -255,9 +263,9 @@ def test_an_unknown_option_of_create_table_names_the_nearest(spark: SparkSession
 
 _RESTART = """
 import sys
-step, uri = sys.argv[1], sys.argv[2]
+step, clause = sys.argv[1], sys.argv[2]
 if step == "create":
-    spark.sql(f"CREATE TABLE people USING omnigraph OPTIONS (path '{uri}', table 'node:Person')")
+    spark.sql(f"CREATE TABLE people USING omnigraph {clause}")
     spark.sql("INSERT INTO people VALUES ('c', 40, 'Cy')")
 else:
     spark.sql("INSERT INTO people VALUES ('d', 50, 'Di')")
@@ -266,8 +274,10 @@ else:
 
 
 def test_a_catalog_table_survives_a_restart_with_a_persistent_metastore(
-    uri: str, run_spark_script: ScriptRunner, tmp_path: Path
+    spark: SparkSession, local_store: Store, run_spark_script: ScriptRunner, tmp_path: Path
 ) -> None:
+    root = placed(local_store)
+    save(people(spark), root, table=NODE)
     conf = {
         "spark.sql.catalogImplementation": "hive",
         "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
@@ -275,6 +285,6 @@ def test_a_catalog_table_survives_a_restart_with_a_persistent_metastore(
             f"jdbc:derby:;databaseName={tmp_path / 'metastore'};create=true"
         ),
     }
-    run_spark_script(_RESTART, "create", uri, conf=conf)
-    done = run_spark_script(_RESTART, "use", uri, conf=conf)
+    run_spark_script(_RESTART, "create", clause(root), conf=conf)
+    done = run_spark_script(_RESTART, "use", clause(root), conf=conf)
     assert "ROWS ['a', 'b', 'c', 'd']" in done.stdout
