@@ -143,3 +143,41 @@ def orphan(storage: Storage, key: str, found: Sequence[str], publish_id: str | N
         transaction_properties=properties,
     )
     return int(lance.LanceDataset.commit(dataset, transaction).version)
+
+
+class Died(BaseException):
+    """What a hook raises where a process would be killed: nothing in the product catches it."""
+
+
+def die() -> None:
+    """Die as a killed process does: nothing is put back and the crash record stays."""
+    raise Died
+
+
+def write_and_die(storage: Storage, point: str, rows: Rows, mode: str = "append") -> WritePlan:
+    """Write up to a fault point and die there; returns the plan of the dead write."""
+    import contextlib
+
+    from omnigraph_spark import faults
+
+    planned = plan(storage, list(rows), mode)
+    staged = stage_rows(planned, rows)
+    faults.arm(point, die)
+    with contextlib.suppress(Died):
+        commit(planned, staged)
+        raise AssertionError(f"{point} was not reached")
+    faults.disarm()
+    return planned
+
+
+def records(storage: Storage) -> list[str]:
+    """Return the publish ids of the crash records that are there."""
+    return [info.path.rsplit("/", 1)[-1][:-5] for info in storage.list("__recovery")]
+
+
+def data_files(storage: Storage, key: str) -> set[str]:
+    """Return the names of a table's data files, whatever versions name them."""
+    from omnigraph_spark import layout
+
+    folder = f"{layout.table_location(key)}/data"
+    return {info.path.rsplit("/", 1)[-1] for info in storage.list(folder)}
