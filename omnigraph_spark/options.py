@@ -102,7 +102,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("lastWriterWins", boolean, "false", (WRITE,),
            "don't expect the version that the frame was read from"),
     Option("branchFrom", text, None, (WRITE,),
-           "create `branch` from this ref if it is missing (not built yet)"),
+           "create `branch` from this ref if it is missing: `dev`, `dev@7`, a tag, a commit id"),
     Option("actor", text, None, (WRITE,), "who made the commit, recorded with it"),
     Option("userMetadata", any_text, None, (WRITE,), "free text recorded with the commit"),
     Option("txnAppId", text, None, (WRITE,),
@@ -277,6 +277,7 @@ class WriteOptions:
     types: Mapping[str, str]
     expected_table_versions: Mapping[str, int]
     last_writer_wins: bool
+    branch_from: str | None
     actor: str | None
     user_metadata: str | None
     txn: tuple[str, int] | None
@@ -301,6 +302,8 @@ class WriteOptions:
             raise OptionError("No path given", hint="Use .save('/path/of/the/graph')")
         if (parsed.get("txnAppId") is None) != (parsed.get("txnVersion") is None):
             raise OptionError("txnAppId and txnVersion go together", hint="Give both or neither")
+        if parsed.get("branchFrom") is not None and parsed.get("branch") == "main":
+            raise OptionError("branchFrom goes with branch", hint="Name the branch to be created")
         return cls(
             path=path,
             table=parsed.get("table"),
@@ -311,6 +314,7 @@ class WriteOptions:
             types=parsed.get("types") or {},
             expected_table_versions=parsed.get("expectedTableVersions") or {},
             last_writer_wins=parsed.get("lastWriterWins"),
+            branch_from=parsed.get("branchFrom"),
             actor=parsed.get("actor"),
             user_metadata=parsed.get("userMetadata"),
             txn=None
@@ -364,7 +368,7 @@ def _refuse_unbuilt(parsed: Parsed) -> None:
             expected="off",
             hint="Check keys and ends with Spark joins before writing",
         )
-    for name, allowed in (("mergeSchema", False), ("onDelete", "restrict"), ("branchFrom", None)):
+    for name, allowed in (("mergeSchema", False), ("onDelete", "restrict")):
         if parsed.get(name) != allowed:
             raise OptionError(f"Option {name} is not built yet", hint="Leave it out")
 

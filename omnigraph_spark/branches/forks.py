@@ -11,6 +11,7 @@ import contextlib
 import random
 import re
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from omnigraph_spark import layout, relocation
@@ -134,7 +135,7 @@ def _ensure(
         if not storage.has_dataset(location, name):
             _try_create(storage.dataset(location), name, at)
         elif time.monotonic() >= end:
-            _remove_dead_fork(storage, location, name)
+            remove_dead_fork(storage, location, name)
         else:
             time.sleep(random.uniform(0.5, 1.0) * min(0.25, 0.02 * 2**attempt))
             continue
@@ -163,7 +164,7 @@ def _check_origin(location: str, name: str, at: tuple[str, int], found: dict[str
         )
 
 
-def _remove_dead_fork(storage: Storage, location: str, name: str) -> None:
+def remove_dead_fork(storage: Storage, location: str, name: str) -> None:
     """Remove a folder that a dead forker left: no ref file, nothing but the clone's version.
 
     Raises:
@@ -182,18 +183,48 @@ def _remove_dead_fork(storage: Storage, location: str, name: str) -> None:
         storage.delete(info.path)
 
 
-def remove_fork(storage: Storage, location: str, name: str) -> None:
-    """Remove a fork: its ref, then its folder; one that isn't there is no error.
+def is_there(storage: Storage, location: str, name: str) -> bool:
+    """Tell whether there is anything of a fork: its ref, or a version in its folder.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    versions = storage.list(f"{location}/tree/{name}/_versions")
+    return bool(versions) or name in _refs(storage, location)
+
+
+def is_listed_soon(storage: Storage, location: str, name: str, seconds: float) -> bool:
+    """Tell whether Lance lists a fork, now or within a while: its ref is written last.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    end = time.monotonic() + seconds
+    while name not in _refs(storage, location):
+        if time.monotonic() >= end:
+            return False
+        time.sleep(random.uniform(0.5, 1.0) * 0.05)
+    return True
+
+
+def remove_fork(storage: Storage, location: str, name: str, keep: Iterable[str] = ()) -> bool:
+    """Remove a fork: its ref, then its folder; returns False where nothing was there.
+
+    `keep` are graph branches that stay. The folder of `a/b` lies in that of `a`, and while somebody
+    makes the fork `a/b` no ref names it yet.
 
     Raises:
         StorageError: the store failed, or another branch descends from it.
     """
-    if name in _refs(storage, location):
+    listed = name in _refs(storage, location)
+    if listed:
         with translated(f"Deleting branch {name} of {location}"):
             storage.dataset(location).branches.delete(name)
-    others = [other for other in _refs(storage, location) if other.startswith(f"{name}/")]
-    for info in storage.list(f"{location}/tree/{name}"):
-        inside = info.path[len(f"{location}/tree/") :]
-        if not any(inside.startswith(f"{other}/") for other in others):
-            with contextlib.suppress(DatasetNotFoundError):
-                storage.delete(info.path)
+    inside = f"{location}/tree/{name}/"
+    others = {*keep, *_refs(storage, location)} - {name}
+    kept = tuple(f"{location}/tree/{other}/" for other in others if other.startswith(f"{name}/"))
+    found = [i for i in storage.list(inside.rstrip("/")) if not i.path.startswith(kept)]
+    for info in found:
+        with contextlib.suppress(DatasetNotFoundError):
+            storage.delete(info.path)
+    return listed or bool(found)

@@ -7,9 +7,12 @@ in `__manifest`: it is made last and removed first.
 
 from __future__ import annotations
 
+import bisect
 import logging
 import random
 import time
+
+import pyarrow.compute as pc
 
 from omnigraph_spark import layout
 from omnigraph_spark.branches import forks, refs
@@ -20,11 +23,14 @@ from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.lance_errors import DatasetNotFoundError, Outcome, outcome_of, translated
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import VERSION
-from omnigraph_spark.manifest.snapshot import fold, load, open_manifest, read_rows
+from omnigraph_spark.manifest.snapshot import Snapshot, fold, load, open_manifest, read_rows
 from omnigraph_spark.manifest.writable import open_for_writing
+from omnigraph_spark.relocation import open_for_reading
 from omnigraph_spark.storage import Storage
 
 _MOST_GRACES = 6
+_CREATOR_SECONDS = 1.0
+"""How long a folder without a ref may be somebody's who is about to write the ref."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,40 +54,124 @@ def create_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
     parent = open_for_writing(storage, from_ref.branch)
     crash_records.refuse_foreign(storage)
     version = int(parent.version) if from_ref.version is None else from_ref.version
-    if name in {branch.name for branch in refs.list_branches(storage)}:
-        raise OptionError(f"Branch {name} is there already", expected="another name")
+    if has_branch(storage, name):
+        raise _taken(name)
     snapshot = load(storage, from_ref.branch, version)
-    for location in sorted({*snapshot.locations.values(), *_all_locations(storage)}):
-        forks.remove_fork(storage, location, name)
-    forks.remove_fork(storage, layout.GRAPH_COMMITS, name)
-    forks.remove_fork(storage, layout.MANIFEST, name)  # of a creator that died before its ref
-    _clone(storage, layout.GRAPH_COMMITS, name, (from_ref.branch, None))
+    _remove_leftovers(storage, name, snapshot)
+    _clone(storage, layout.GRAPH_COMMITS, name, (from_ref.branch, _lineage_at(storage, from_ref)))
     _clone(storage, layout.MANIFEST, name, (from_ref.branch, version))
 
 
-def _all_locations(storage: Storage) -> set[str]:
-    """Return the places of all tables that any branch knows."""
-    found: set[str] = set()
+def ensure_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
+    """Make the graph branch `name` at a ref unless it is there; of several callers one makes it.
+
+    Raises:
+        OptionError, VersionNotFoundError, UnsupportedError, StorageError: as `create_branch`.
+    """
+    try:
+        if not has_branch(storage, name):
+            create_branch(storage, name, from_ref)
+    except OptionError:
+        if not has_branch(storage, name):
+            raise
+
+
+def has_branch(storage: Storage, name: str) -> bool:
+    """Tell whether the graph has a branch.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        StorageError: the store failed.
+    """
+    return name in {branch.name for branch in refs.list_branches(storage)}
+
+
+def _remove_leftovers(storage: Storage, name: str, snapshot: Snapshot) -> None:
+    """Remove the forks that a deleted branch of this name left; not its `__manifest`, see `_clone`.
+
+    Raises:
+        OptionError: somebody else made the branch meanwhile: those forks are no leftovers.
+    """
+    names = [branch.name for branch in refs.list_branches(storage)]
+    for place in (layout.GRAPH_COMMITS, *_all_locations(storage, snapshot)):
+        if not forks.is_there(storage, place, name):
+            continue
+        if has_branch(storage, name):
+            raise _taken(name)
+        _log.warning("removing the fork %s of %s, left over from a deleted branch", name, place)
+        forks.remove_fork(storage, place, name, keep=names)
+
+
+def _remove_forks(storage: Storage, name: str, *snapshots: Snapshot) -> bool:
+    """Remove all there is of a branch, `__manifest` first; tell whether there was something."""
+    names = [branch.name for branch in refs.list_branches(storage)]
+    places = (layout.MANIFEST, layout.GRAPH_COMMITS, *_all_locations(storage, *snapshots))
+    removed = [forks.remove_fork(storage, place, name, keep=names) for place in places]
+    return any(removed)
+
+
+def _lineage_at(storage: Storage, ref: Resolved) -> int | None:
+    """Return the newest version of a branch's lineage without commits above a ref (None: newest).
+
+    A branch made in the past would otherwise inherit rows of publishes that it hasn't got. Versions
+    of the log only ever add rows, so the last fitting one is found by halves.
+    """
+    if ref.version is None or not storage.has_dataset(layout.GRAPH_COMMITS, ref.branch):
+        return None
+    kept = refs.kept_versions(storage, layout.GRAPH_COMMITS, ref.branch)
+
+    def is_above(number: int) -> bool:
+        log = open_for_reading(
+            storage, layout.GRAPH_COMMITS, layout.lance_branch(ref.branch), number
+        )
+        with translated(f"Reading version {number} of the lineage"):
+            newest = pc.max(log.to_table(columns=["manifest_version"])["manifest_version"]).as_py()
+        return newest is not None and newest > ref.version
+
+    place = bisect.bisect_left(kept, True, key=is_above)
+    return kept[place - 1] if place else None
+
+
+def _all_locations(storage: Storage, *snapshots: Snapshot) -> list[str]:
+    """Return the places of all tables that any branch, or one of the snapshots, knows."""
+    found = {place for snapshot in snapshots for place in snapshot.locations.values()}
     for branch in refs.list_branches(storage):
         rows = read_rows(open_manifest(storage, branch.name))
         found |= set(fold(rows, branch.name, 0).locations.values())
-    return found
+    return sorted(found)
 
 
 def _clone(storage: Storage, location: str, name: str, at: tuple[str, int | None]) -> None:
+    """Make the Lance branch of `__manifest` or of the lineage.
+
+    Raises:
+        OptionError: somebody else made it at the same time.
+        StorageError: the store failed, or a folder without a ref is there that isn't a mere clone.
+    """
     try:
         main = storage.dataset(location)
     except DatasetNotFoundError:
         return  # no lineage yet: its branch is made with its first row
+    if forks.is_there(storage, location, name):
+        if forks.is_listed_soon(storage, location, name, _CREATOR_SECONDS):
+            raise _taken(name)
+        # A creator died between the clone and its ref (PROTOCOL 22).
+        forks.remove_dead_fork(storage, location, name)
     try:
         with translated(f"Making branch {name} of {location}"):
             main.create_branch(name, at)
     except StorageError as error:
-        if outcome_of(error.__cause__ or error) is Outcome.CONFLICT:
-            raise OptionError(
-                f"Branch {name} was made by somebody else at the same time", expected="another name"
-            ) from error
+        # What the second of two at the same time gets depends on how far the first has come.
+        outcome = outcome_of(error.__cause__ or error)
+        if outcome in (Outcome.CONFLICT, Outcome.NOT_FOUND) and forks.is_listed_soon(
+            storage, location, name, _CREATOR_SECONDS
+        ):
+            raise _taken(name) from error
         raise
+
+
+def _taken(name: str) -> OptionError:
+    return OptionError(f"Branch {name} is there already", expected="another name")
 
 
 def delete_branch(storage: Storage, name: str, grace_seconds: float = 10.0) -> None:
@@ -93,23 +183,23 @@ def delete_branch(storage: Storage, name: str, grace_seconds: float = 10.0) -> N
     Raises:
         BranchNotFoundError: the graph has no such branch.
         UnsupportedError: it is `main`, or another branch or a tag needs it.
-        StorageError: the store failed; calling this again, or `repair`, finishes it.
+        StorageError: the store failed; calling this again finishes it.
     """
     if name == layout.MAIN:
         raise UnsupportedError("main can't be deleted")
-    branches = refs.list_branches(storage)
-    if name not in {branch.name for branch in branches}:
+    layout.check_branch_name(name)
+    if not has_branch(storage, name):
+        if _remove_forks(storage, name):
+            _log.warning("removed what an unfinished deletion of branch %s had left", name)
+            return
+        names = [branch.name for branch in refs.list_branches(storage)]
         raise BranchNotFoundError(
-            f"The graph has no branch {name[:80]!r}",
-            expected=", ".join(branch.name for branch in branches[:60]),
+            f"The graph has no branch {name[:80]!r}", expected=", ".join(names[:60])
         )
     _refuse_needed(storage, name)
     snapshot = load(storage, name)
     _close(storage, name, frozenset(snapshot.locations), grace_seconds)
-    locations = {*snapshot.locations.values(), *_all_locations(storage)}
-    forks.remove_fork(storage, layout.MANIFEST, name)
-    for location in (layout.GRAPH_COMMITS, *sorted(locations)):
-        forks.remove_fork(storage, location, name)
+    _remove_forks(storage, name, snapshot)
 
 
 def _refuse_needed(storage: Storage, name: str) -> None:

@@ -140,6 +140,29 @@ def resolve(
     return Resolved(branch, None)
 
 
+def named(storage: Storage, text: str) -> Resolved:
+    """Return what the text of a ref means; on the driver.
+
+    A branch's name is its head, `branch@7` a version on its lineage; else a tag or a commit id, or
+    a version of `main`.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        BranchNotFoundError, VersionNotFoundError: nothing of that name; what exists is listed.
+        StorageError: the store failed.
+    """
+    text = text.strip()
+    if text in {branch.name for branch in list_branches(storage)}:
+        return Resolved(text, None)
+    branch, mark, version = text.rpartition("@")
+    if mark:
+        return _resolve_version(storage, branch, True, version)
+    if _NUMBER.match(text):
+        return _resolve_version(storage, layout.MAIN, False, text)
+    found = _named(storage, text)
+    return _existing(storage, found, found.branch)
+
+
 def _resolve_version(storage: Storage, branch: str, branch_given: bool, text: str) -> Resolved:
     if _NUMBER.match(text):
         return _existing(storage, _on_lineage(storage, branch, int(text)), branch)
@@ -168,7 +191,7 @@ def _named(storage: Storage, text: str) -> Resolved:
     names = ", ".join(tag.name for tag in tags[:_SHOWN])
     raise VersionNotFoundError(
         f"The graph has no version, commit or tag {text[:60]!r}",
-        expected="a graph version (a number), a commit id (26 characters)"
+        expected="a branch, a graph version (a number), a commit id (26 characters)"
         + (f", or one of the tags {names}" if names else "; there are no tags"),
         hint="The metadata frame `history` lists versions and commits",
     )

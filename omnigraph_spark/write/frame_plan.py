@@ -15,7 +15,6 @@ from pyspark.sql.types import StringType, StructField, StructType
 from omnigraph_spark import arrow_types, field_metadata, frames, layout
 from omnigraph_spark.engine_types import EngineType
 from omnigraph_spark.errors import (
-    GraphNotFoundError,
     IntegrityError,
     OptionError,
     SchemaMismatchError,
@@ -26,7 +25,7 @@ from omnigraph_spark.frames import Definitions
 from omnigraph_spark.manifest.snapshot import Snapshot, load
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.plan import CREATE, NewTable, TableTarget, WritePlan, plan_write
+from omnigraph_spark.write.plan import CREATE, NewTable, TableTarget, WritePlan, head, plan_write
 from omnigraph_spark.write.routing import Routing
 
 _ENDS = ("src", "dst")
@@ -75,7 +74,7 @@ def plan_frame(
     if options.table is None:
         return _plan_whole_graph(options, schema)
     storage = Storage.at(options.path, options.storage)
-    snapshot = _head(storage, options.branch)
+    snapshot = head(storage, options)
     key = _table_key(snapshot, options.table)
     return FramePlan(
         _plan_tables(storage, snapshot, options, {key: schema}, {key: declared or schema}, None),
@@ -93,7 +92,7 @@ def plan_frames(options: WriteOptions, schemas: Mapping[str, StructType]) -> Wri
     if not schemas:
         raise OptionError("No frames to write", expected="{'node:Person': people, …}")
     storage = Storage.at(options.path, options.storage)
-    snapshot = _head(storage, options.branch)
+    snapshot = head(storage, options)
     by_key = {_table_key(snapshot, name): schema for name, schema in schemas.items()}
     if len(by_key) != len(schemas):
         raise OptionError("Two frames are for one table", found=", ".join(schemas))
@@ -114,7 +113,7 @@ def restored(plan: WritePlan, schema: StructType) -> FramePlan:
 
 def _plan_whole_graph(options: WriteOptions, schema: StructType) -> FramePlan:
     storage = Storage.at(options.path, options.storage)
-    snapshot = _head(storage, options.branch)
+    snapshot = head(storage, options)
     known = frames.definitions(schema)
     keys = list(known.tables) if known is not None else list(snapshot.tables)
     if known is None and not keys:
@@ -162,13 +161,6 @@ def _plan_tables(
         if schema is not None:
             _check(schema, plan.targets[key])
     return plan
-
-
-def _head(storage: Storage, branch: str) -> Snapshot:
-    try:
-        return load(storage, branch)
-    except GraphNotFoundError:
-        return Snapshot(branch, 0, {}, {}, {})
 
 
 def _table_key(snapshot: Snapshot, name: str) -> str:

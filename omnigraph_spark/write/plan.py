@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from omnigraph_spark import engine_schema, layout
-from omnigraph_spark.branches import forks
+from omnigraph_spark.branches import forks, manage, refs
 from omnigraph_spark.engine_schema.model import (
     EdgeType,
     EngineSchema,
@@ -37,6 +37,7 @@ from omnigraph_spark.manifest.snapshot import (
     Snapshot,
     TableEntry,
     fold,
+    load,
     open_main,
     open_manifest,
     read_rows,
@@ -48,6 +49,8 @@ from omnigraph_spark.storage import Storage
 APPEND = "append"
 OVERWRITE = "overwrite"
 CREATE = "create"
+_NO_BRANCH = -1
+"""Graph version of a branch that isn't made yet."""
 
 _log = logging.getLogger(__name__)
 
@@ -136,8 +139,9 @@ def plan_write(
 ) -> WritePlan:
     """Plan a write of `tables`; runs on the driver once per write.
 
-    Writes nothing, but that a table gets its fork where a branch hasn't got it yet: tasks write
-    their files into it. That comes last, when nothing else is left to refuse.
+    Writes nothing, but that the branch is made (`branchFrom`) and that a table gets its fork where
+    the branch hasn't got it yet: tasks write their files into it. Both come last, when nothing else
+    is left to refuse.
 
     `tables` maps table keys to what is needed to create the table, None where it must exist.
     `read_versions` are the table versions that the frame's own fields say it was read from.
@@ -149,7 +153,7 @@ def plan_write(
         OptionError, SchemaMismatchError, UnsupportedError: what the frame asks for can't be done.
         StorageError: the store failed.
     """
-    snapshot = _head(storage, options.branch)
+    snapshot = head(storage, options)
     schema = engine_schema.read(storage) or EngineSchema()
     targets = {
         key: _target(storage, snapshot, schema, options.mode, key, new)
@@ -158,6 +162,9 @@ def plan_write(
     expected = _expected(options, snapshot, targets, read_versions or {})
     new_types = _new_types(snapshot, tables, targets)
     engine_schema.types_to_add(schema, new_types)  # refuses now what the commit would refuse
+    if options.branch_from is not None and snapshot.graph_version == _NO_BRANCH:
+        manage.ensure_branch(storage, options.branch, refs.named(storage, options.branch_from))
+        return plan_write(storage, options, tables, read_versions)
     for key in targets:
         if key in snapshot.tables:
             entry = snapshot.tables[key]
@@ -182,18 +189,34 @@ def plan_write(
     )
 
 
-def _head(storage: Storage, branch: str) -> Snapshot:
-    """Return the head of a graph that may be written, an empty snapshot where there is no graph."""
+def head(storage: Storage, options: WriteOptions) -> Snapshot:
+    """Return the head of a graph that may be written, an empty snapshot where there is no graph.
+
+    A branch that `branchFrom` is going to make has the tables of that ref and no version yet.
+
+    Raises:
+        BranchNotFoundError, VersionNotFoundError: no such branch, or no such ref.
+        UnsupportedManifestVersion, RecoveryPendingError, UnsupportedError: the graph can't be
+            written.
+        StorageError: the store failed.
+    """
+    branch, version = options.branch, None
     try:
+        if options.branch_from is not None and not manage.has_branch(storage, branch):
+            layout.check_branch_name(branch)
+            branch, version = refs.named(storage, options.branch_from)
+            origin = load(storage, branch, version)
         manifest = open_manifest(storage, branch)
     except GraphNotFoundError:
-        if layout.lance_branch(branch) is not None:
+        if layout.lance_branch(options.branch) is not None:
             raise
         return Snapshot(branch, 0, {}, {}, {})
     migrations.refuse_newer(manifest)
     if layout.lance_branch(branch) is not None:
         refuse_moved(storage, branch)
     crash_records.refuse_foreign(storage)
+    if branch != options.branch:
+        return replace(origin, branch=options.branch, graph_version=_NO_BRANCH)
     return fold(read_rows(manifest), branch, manifest.version)
 
 

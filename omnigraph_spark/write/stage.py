@@ -148,7 +148,9 @@ class _Counted:
 def _destination(plan: WritePlan, target: TableTarget) -> tuple[LanceDataset | str, FieldMap]:
     """Return where Lance writes and the field map that its fragments follow."""
     if target.mode == CREATE:
-        return plan.storage.dataset_uri(target.location), field_map.of_new(target.schema)
+        # On a graph branch the table's first version is one of its fork, and so are its files.
+        place = plan.storage.dataset_uri(target.location, target.table_branch)
+        return place, field_map.of_new(target.schema)
     dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
     return dataset, field_map.of_dataset(dataset)
 

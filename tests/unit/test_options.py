@@ -350,12 +350,17 @@ def test_a_mode_that_is_not_sparks_is_refused(overwrite: bool, given: str) -> No
         ("integrity", "keys"),
         ("onDelete", "cascade"),
         ("mergeSchema", "true"),
-        ("branchFrom", "dev"),
     ],
 )
 def test_what_is_not_built_yet_is_refused_and_says_so(name: str, value: str) -> None:
     with pytest.raises(OptionError, match=rf"OMNIGRAPH_OPTION\].*{name}.* is not built yet"):
         write(**{name: value})
+
+
+def test_branch_from_says_where_a_missing_branch_begins_and_needs_its_name() -> None:
+    assert write(branch="dev", branchFrom="main@3").branch_from == "main@3"
+    with pytest.raises(OptionError, match=r"OMNIGRAPH_OPTION\] branchFrom goes with branch"):
+        write(branchFrom="dev")
 
 
 @pytest.mark.parametrize(
