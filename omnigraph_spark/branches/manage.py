@@ -15,7 +15,7 @@ import time
 import pyarrow.compute as pc
 
 from omnigraph_spark import layout
-from omnigraph_spark.branches import forks, refs
+from omnigraph_spark.branches import forks, refs, tags
 from omnigraph_spark.branches.refs import Resolved
 from omnigraph_spark.errors import BranchNotFoundError, OptionError, StorageError, UnsupportedError
 from omnigraph_spark.history import crash_records
@@ -23,7 +23,7 @@ from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.lance_errors import DatasetNotFoundError, Outcome, outcome_of, translated
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import VERSION
-from omnigraph_spark.manifest.snapshot import Snapshot, fold, load, open_manifest, read_rows
+from omnigraph_spark.manifest.snapshot import Snapshot, load, open_manifest, read_rows
 from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.relocation import open_for_reading
 from omnigraph_spark.storage import Storage
@@ -93,7 +93,7 @@ def _remove_leftovers(storage: Storage, name: str, snapshot: Snapshot) -> None:
         OptionError: somebody else made the branch meanwhile: those forks are no leftovers.
     """
     names = [branch.name for branch in refs.list_branches(storage)]
-    for place in (layout.GRAPH_COMMITS, *_all_locations(storage, snapshot)):
+    for place in (layout.GRAPH_COMMITS, *refs.all_locations(storage, snapshot)):
         if not forks.is_there(storage, place, name):
             continue
         if has_branch(storage, name):
@@ -105,7 +105,7 @@ def _remove_leftovers(storage: Storage, name: str, snapshot: Snapshot) -> None:
 def _remove_forks(storage: Storage, name: str, *snapshots: Snapshot) -> bool:
     """Remove all there is of a branch, `__manifest` first; tell whether there was something."""
     names = [branch.name for branch in refs.list_branches(storage)]
-    places = (layout.MANIFEST, layout.GRAPH_COMMITS, *_all_locations(storage, *snapshots))
+    places = (layout.MANIFEST, layout.GRAPH_COMMITS, *refs.all_locations(storage, *snapshots))
     removed = [forks.remove_fork(storage, place, name, keep=names) for place in places]
     return any(removed)
 
@@ -130,15 +130,6 @@ def _lineage_at(storage: Storage, ref: Resolved) -> int | None:
 
     place = bisect.bisect_left(kept, True, key=is_above)
     return kept[place - 1] if place else None
-
-
-def _all_locations(storage: Storage, *snapshots: Snapshot) -> list[str]:
-    """Return the places of all tables that any branch, or one of the snapshots, knows."""
-    found = {place for snapshot in snapshots for place in snapshot.locations.values()}
-    for branch in refs.list_branches(storage):
-        rows = read_rows(open_manifest(storage, branch.name))
-        found |= set(fold(rows, branch.name, 0).locations.values())
-    return sorted(found)
 
 
 def _clone(storage: Storage, location: str, name: str, at: tuple[str, int | None]) -> None:
@@ -198,6 +189,7 @@ def delete_branch(storage: Storage, name: str, grace_seconds: float = 10.0) -> N
         )
     _refuse_needed(storage, name)
     snapshot = load(storage, name)
+    tags.remove_leftovers(storage)
     _close(storage, name, frozenset(snapshot.locations), grace_seconds)
     _remove_forks(storage, name, snapshot)
 

@@ -104,6 +104,19 @@ def _tags(main: LanceDataset) -> list[Tag]:
     ]
 
 
+def all_locations(storage: Storage, *snapshots: snapshot.Snapshot) -> list[str]:
+    """Return the places of all tables that any branch, or one of the snapshots, knows.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        StorageError: the store failed.
+    """
+    found = {place for one in snapshots for place in one.locations.values()}
+    for branch in list_branches(storage):
+        found |= set(snapshot.load(storage, branch.name).locations.values())
+    return sorted(found)
+
+
 def resolve(
     storage: Storage,
     branch: str = layout.MAIN,
