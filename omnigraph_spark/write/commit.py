@@ -26,6 +26,7 @@ from omnigraph_spark.errors import (
     OmnigraphError,
     PublishOutcomeUnknown,
     RowLevelCasContention,
+    TableNotFoundError,
 )
 from omnigraph_spark.history import commits, crash_records, runs
 from omnigraph_spark.history.crash_records import Heartbeat
@@ -73,6 +74,7 @@ def commit(plan: WritePlan, staged: Iterable[StagedTable]) -> Committed:
         CommitTimeoutError: others published first until `commitTimeoutSeconds` ran out.
         PublishOutcomeUnknown: the store never said; nothing was deleted.
         SchemaMismatchError: a table's schema changed since the fragments were staged.
+        TableNotFoundError: a table was dropped meanwhile.
         RecoveryPendingError, UnsupportedManifestVersion: the graph can't be written now.
         OptionError: some tables of the write have its `txnVersion` and some don't.
         StorageError: the store failed; nothing was published.
@@ -244,7 +246,12 @@ class _Write:
         """Return a table's target for this round; one that was created meanwhile is extended."""
         target = self._plan.targets[key]
         if key not in snapshot.tables and target.mode != CREATE:
-            raise ExpectedVersionMismatch(key, target.version, 0)
+            raise TableNotFoundError(
+                f"{key} was dropped while the write was running",
+                expected=f"version {target.version}, or a later one",
+                hint="Nothing was published. Write again to make the table anew",
+                table_key=key,
+            )
         return replace(target, mode=self._plan.mode) if key in snapshot.tables else target
 
     def _request(self, snapshot: Snapshot, moved: Sequence[Moved]) -> Publish:
