@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from omnigraph_spark import layout
-from omnigraph_spark.errors import BranchNotFoundError, OptionError, VersionNotFoundError
+from omnigraph_spark.errors import (
+    BranchNotFoundError,
+    OptionError,
+    StorageError,
+    VersionNotFoundError,
+)
 from omnigraph_spark.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.manifest import snapshot
 from omnigraph_spark.storage import Storage
@@ -232,7 +237,10 @@ def _existing(storage: Storage, ref: Resolved, asked: str) -> Resolved:
     """
     try:
         storage.dataset(layout.MANIFEST, ref.branch, ref.version)
-    except DatasetNotFoundError as error:
+    except StorageError as error:
+        # Lance's words for a missing version 0 are those of a race between two creators.
+        if not isinstance(error, DatasetNotFoundError) and ref.version != 0:
+            raise
         there = kept_versions(storage, layout.MANIFEST, ref.branch)
         raise VersionNotFoundError(
             f"Branch {asked} has no graph version {ref.version}",
