@@ -41,7 +41,7 @@ NEW: Mapping[str, NewTable] = {
     COMPANY: NewTable(NODE_SCHEMA, "name"),
     KNOWS: NewTable(EDGE_SCHEMA, None, ("Person", "Person")),
 }
-GRACE = "0.3"
+GRACE = "0.15"
 """Seconds that a silent writer is waited for in tests."""
 
 Rows = Mapping[str, Sequence[str]]
