@@ -194,6 +194,8 @@ class _Checker:
         for key, row in sorted(_live(rows, branch).items()):
             if key in locations:
                 self.check_table(f"{where} {key}", locations[key], row)
+                if row["table_branch"] == branch:  # an inherited version's line moves on
+                    self.check_head(f"{where} {key}", locations[key], row)
             if schema.of_table(key) is None:
                 self.wrong(f"{where} {key}", "published, and unknown to _schema.pg")
             elif key in locations and branch is None:
@@ -285,6 +287,14 @@ class _Checker:
 
     # --- tables --------------------------------------------------------------------------------
 
+    def check_head(self, at: str, location: str, row: dict[str, Any]) -> None:
+        """Look whether there are rows at a table's HEAD that nobody published."""
+        version = row["table_version"]
+        head = self.storage.dataset(location, row["table_branch"])
+        ahead = head.version > version
+        if OURS in _json(row) and ahead and not self.crashed and _moves_rows(head, version):
+            self.wrong(at, f"HEAD {head.version} holds more than the pinned {version}")
+
     def check_table(self, at: str, location: str, row: dict[str, Any]) -> None:
         branch, version = row["table_branch"], row["table_version"]
         main = lance.dataset(str(self.root / location))
@@ -303,8 +313,6 @@ class _Checker:
         self.check_dataset(where, head, row_ids=True)
         if OURS in _json(row):
             self.check_no_cleanup(where, head)
-            if not self.crashed and head.version != version and _moves_rows(head, version):
-                self.wrong(at, f"HEAD {head.version} holds more than the pinned {version}")
         fixed = ["id", "src", "dst"] if row["table_key"].startswith("edge:") else ["id"]
         first = [(one.name, one.type, one.nullable) for one in table.schema][: len(fixed)]
         if first != [(name, pa.utf8(), False) for name in fixed]:

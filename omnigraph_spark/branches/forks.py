@@ -73,9 +73,23 @@ def fork_version(storage: Storage, location: str, branch: str) -> int | None:
     Raises:
         StorageError: the store failed.
     """
+    began = origin(storage, location, branch)
+    return None if began is None else began[1]
+
+
+def origin(storage: Storage, location: str, branch: str | None) -> tuple[str, int] | None:
+    """Return the branch (`main` for the main line) and version that a listed fork began at.
+
+    Raises:
+        StorageError: the store failed.
+    """
     name = layout.lance_branch(branch)
     found = _refs(storage, location).get(name) if name is not None else None
-    return None if found is None else int(found["parent_version"])
+    return None if found is None else _origin(found)
+
+
+def _origin(ref: dict[str, Any]) -> tuple[str, int]:
+    return ref["parent_branch"] or layout.MAIN, int(ref["parent_version"])
 
 
 def _empty_main_line(storage: Storage, location: str, schema: pa.Schema) -> None:
@@ -154,12 +168,12 @@ def _try_create(main: LanceDataset, name: str, at: tuple[str, int]) -> None:
 
 
 def _check_origin(location: str, name: str, at: tuple[str, int], found: dict[str, Any]) -> None:
-    parent = found["parent_branch"] or layout.MAIN
-    if (parent, int(found["parent_version"])) != at:
+    began = _origin(found)
+    if began != at:
         raise StorageError(
             f"The fork {name} of {location} is left over from another branch of that name",
             expected=f"a fork of {at[0]} at version {at[1]}",
-            found=f"a fork of {parent} at version {found['parent_version']}",
+            found=f"a fork of {began[0]} at version {began[1]}",
             hint="Nothing was written. OmniGraph.repair(dry_run=False) removes leftover forks",
         )
 

@@ -19,7 +19,7 @@ from omnigraph_spark import layout
 from omnigraph_spark.errors import BranchNotFoundError
 from omnigraph_spark.ids import ulid_from
 from omnigraph_spark.lance_errors import DatasetNotFoundError, translated
-from omnigraph_spark.manifest.rows import OURS, VERSION
+from omnigraph_spark.manifest.rows import OURS, TOMBSTONE, VERSION
 from omnigraph_spark.storage import Storage
 
 if TYPE_CHECKING:
@@ -166,11 +166,12 @@ def _new_fragments(manifest: LanceDataset, operation: Any) -> list[Any]:
 
 
 def _ours(manifest: LanceDataset, fragments: list[Any]) -> dict[str, Any]:
-    """Return what this connector left in the version rows of these fragments, {} if nothing."""
+    """Return what this connector left in the rows of these fragments, {} if nothing."""
     if not fragments:
         return {}
     rows = manifest.scanner(columns=["object_type", "metadata"], fragments=fragments).to_table()
-    texts = rows.filter(pc.equal(rows["object_type"], VERSION))["metadata"].to_pylist()
+    told = rows.filter(pc.is_in(rows["object_type"], pa.array([VERSION, TOMBSTONE])))
+    texts = told["metadata"].to_pylist()
     for text in texts:
         try:
             ours = json.loads(text or "{}").get(OURS)

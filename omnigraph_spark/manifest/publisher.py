@@ -36,6 +36,7 @@ from omnigraph_spark.lance_errors import (
     typed,
 )
 from omnigraph_spark.manifest.rows import (
+    TOMBSTONE,
     VERSION,
     ManifestRow,
     TableRow,
@@ -232,8 +233,8 @@ def _merge(manifest: LanceDataset, rows: pa.Table) -> int:
 
 
 def has_publish(rows: pa.Table, publish_id: str) -> bool:
-    """Tell whether a publish id is among the version rows (PROTOCOL 3)."""
-    versions = rows.filter(pc.equal(rows["object_type"], VERSION))
+    """Tell whether a publish id is among the rows of versions and tombstones (PROTOCOL 3)."""
+    versions = rows.filter(pc.is_in(rows["object_type"], pa.array([VERSION, TOMBSTONE])))
     return bool(
         pc.any(pc.match_substring(versions["metadata"], f'"publish_id":"{publish_id}"')).as_py()
     )

@@ -72,7 +72,7 @@ class VersionRow:
         return {
             "object_id": layout.version_object_id(self.table_key, number),
             "object_type": VERSION,
-            "metadata": json.dumps(dict(self.metadata), separators=(",", ":"), ensure_ascii=False),
+            "metadata": _json(self.metadata),
             "table_key": self.table_key,
             "table_version": self.table_version,
             "table_branch": self.table_branch,
@@ -86,15 +86,21 @@ class TombstoneRow:
 
     table_key: str
     table_version: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def columns(self) -> dict[str, Any]:
         """Return the row by column name."""
         return {
             "object_id": layout.tombstone_object_id(self.table_key, self.table_version),
             "object_type": TOMBSTONE,
+            "metadata": _json(self.metadata) if self.metadata else None,
             "table_key": self.table_key,
             "table_version": self.table_version,
         }
+
+
+def _json(metadata: Mapping[str, Any]) -> str:
+    return json.dumps(dict(metadata), separators=(",", ":"), ensure_ascii=False)
 
 
 ManifestRow = TableRow | VersionRow | TombstoneRow

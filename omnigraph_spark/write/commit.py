@@ -32,12 +32,12 @@ from omnigraph_spark.history import commits, crash_records, runs
 from omnigraph_spark.history.crash_records import Heartbeat
 from omnigraph_spark.manifest import compaction, init
 from omnigraph_spark.manifest.publisher import Publish, Published, has_publish, publish
-from omnigraph_spark.manifest.rows import ManifestRow, TableRow
+from omnigraph_spark.manifest.rows import OURS, ManifestRow, TableRow, TombstoneRow
 from omnigraph_spark.manifest.snapshot import Snapshot, fold, load, read_rows
 from omnigraph_spark.manifest.txn import check_txn
 from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.write import heal, staged_files
-from omnigraph_spark.write.plan import APPEND, CREATE, OVERWRITE, TableTarget, WritePlan
+from omnigraph_spark.write.plan import APPEND, CREATE, OVERWRITE, RESTORE, TableTarget, WritePlan
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_commit import (
     Moved,
@@ -84,7 +84,7 @@ def commit(plan: WritePlan, staged: Iterable[StagedTable]) -> Committed:
     touched = [key for key in sorted(plan.targets) if _is_touched(plan, key, by_table)]
     if layout.lance_branch(plan.branch) is None:
         init.init_graph(plan.storage)
-    if not touched:
+    if not touched and not plan.dropped:
         return Committed(
             plan.publish_id, load(plan.storage, plan.branch).graph_version, skipped=True
         )
@@ -114,7 +114,7 @@ def _by_table(plan: WritePlan, staged: Iterable[StagedTable]) -> dict[str, list[
 def _is_touched(plan: WritePlan, key: str, by_table: Mapping[str, Sequence[StagedTable]]) -> bool:
     """Tell whether a table gets a new version: it has rows, is listed, or gets a txn mark."""
     has_rows = any(one.fragments for one in by_table[key])
-    listed = plan.targets[key].mode in (OVERWRITE, CREATE)
+    listed = plan.targets[key].mode in (OVERWRITE, CREATE, RESTORE)
     return has_rows or listed or plan.txn is not None
 
 
@@ -245,13 +245,15 @@ class _Write:
     def _target(self, key: str, snapshot: Snapshot) -> TableTarget:
         """Return a table's target for this round; one that was created meanwhile is extended."""
         target = self._plan.targets[key]
-        if key not in snapshot.tables and target.mode != CREATE:
+        if key not in snapshot.tables and target.version:
             raise TableNotFoundError(
                 f"{key} was dropped while the write was running",
                 expected=f"version {target.version}, or a later one",
                 hint="Nothing was published. Write again to make the table anew",
                 table_key=key,
             )
+        if self._plan.mode == RESTORE:  # each table of it has a way of its own
+            return target
         return replace(target, mode=self._plan.mode) if key in snapshot.tables else target
 
     def _request(self, snapshot: Snapshot, moved: Sequence[Moved]) -> Publish:
@@ -270,6 +272,10 @@ class _Write:
             if one.table_key not in snapshot.locations:
                 changes.append(TableRow(one.table_key, one.location))
             changes += one.rows(manifest_metadata(self._round, one), ours)
+        if plan.merged_parent is not None:
+            ours["merged_parent"] = plan.merged_parent
+        for key in plan.dropped:
+            changes.append(TombstoneRow(key, snapshot.floors[key], {OURS: ours}))
         guards = self._guards(snapshot)
         found = {key: snapshot.version(key) for key in guards}
         before = {one.table_key: one.before for one in moved}
@@ -280,7 +286,7 @@ class _Write:
             changes=tuple(changes),
             expected={**found, **before, **self._expected()},
             guards=guards | frozenset(plan.expected),
-            edge_tables=edges if plan.mode == OVERWRITE else None,
+            edge_tables=None if plan.mode == APPEND else edges,
             txn=plan.txn,
             retries=plan.settings.commit_retries,
             branch_identifier=plan.branch_identifier,
@@ -290,7 +296,8 @@ class _Write:
         """Return the untouched tables whose publishes must collide with this one (DESIGN 5)."""
         plan = self._plan
         created = [key for key in self._touched if key not in snapshot.tables]
-        replaced = plan.mode == OVERWRITE
+        replaced = plan.mode != APPEND
+        gone = {*self._touched, *plan.dropped}
         if not replaced and not any(layout.is_edge(key) for key in created):
             return frozenset()
         schema = engine_schema.read(plan.storage) or EngineSchema()
@@ -299,7 +306,7 @@ class _Write:
             ends = {layout.table_key(layout.NODE, end) for end in (edge.source, edge.target)}
             if edge.table_key in created:
                 guards |= ends
-            if replaced and ends & set(self._touched):
+            if replaced and ends & gone:
                 guards.add(edge.table_key)
         return frozenset(key for key in guards if key in snapshot.tables)
 
@@ -338,7 +345,12 @@ class _Write:
         if not published.skipped:
             self._tidy(
                 lambda: commits.record_publish(
-                    plan.storage, plan.branch, plan.publish_id, published.graph_version, plan.actor
+                    plan.storage,
+                    plan.branch,
+                    plan.publish_id,
+                    published.graph_version,
+                    plan.actor,
+                    plan.merged_parent,
                 )
             )
         if self._run_started:

@@ -49,6 +49,7 @@ from omnigraph_spark.storage import Storage
 APPEND = "append"
 OVERWRITE = "overwrite"
 CREATE = "create"
+RESTORE = "restore"
 _NO_BRANCH = -1
 """Graph version of a branch that isn't made yet."""
 
@@ -73,6 +74,7 @@ class TableTarget:
     """One table of a write; `version` is the one it was planned on (0: none), `schema` as stored.
 
     `table_branch` is the Lance branch that is written to: the graph branch's name, None for `main`.
+    `restore_to` is the version of that line whose content the table gets again, without new files.
     """
 
     table_key: str
@@ -82,6 +84,7 @@ class TableTarget:
     table_branch: str | None
     schema: pa.Schema
     key: str | None = None
+    restore_to: int | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,8 @@ class WritePlan:
 
     `expected` are the versions that must still be the published ones at the commit, in every round:
     the caller's, the ones the frame was read from, and, for an overwrite, the ones it was planned
-    on. `unchecked` says that an overwrite knew, of a table it replaces, no version to expect but
+    on. `dropped` are tables that get a tombstone; `merged_parent` is the commit that a merge brings
+    in. `unchecked` says that an overwrite knew, of a table it replaces, no version to expect but
     the head's.
     """
 
@@ -128,6 +132,8 @@ class WritePlan:
     txn: tuple[str, int] | None = None
     unchecked: bool = False
     branch_identifier: str | None = None
+    dropped: tuple[str, ...] = ()
+    merged_parent: str | None = None
     settings: Settings = field(default_factory=Settings)
 
 

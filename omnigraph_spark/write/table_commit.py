@@ -29,7 +29,7 @@ from omnigraph_spark.lance_errors import (
 from omnigraph_spark.manifest.rows import OURS, VersionRow
 from omnigraph_spark.manifest.snapshot import TableEntry
 from omnigraph_spark.write import field_map
-from omnigraph_spark.write.plan import OVERWRITE, TableTarget
+from omnigraph_spark.write.plan import OVERWRITE, RESTORE, TableTarget
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_head import (
     Round,
@@ -113,13 +113,13 @@ def commit_table(
     fragments = _fragments(staged)
     added = sum(one.rows for one in staged)
     faults.point("table.before_commit")
-    if entry is None:
+    if target.restore_to is not None:
+        dataset = _restore(round_, target, entry, floor)
+    elif entry is None:
         dataset = _create(round_, target, floor, staged, fragments)
-        before, removed = 0, 0
     else:
         dataset = _extend(round_, target, entry, staged, fragments)
-        before = entry.table_version
-        removed = entry.row_count if target.mode == OVERWRITE else 0
+    replaced = target.mode in (OVERWRITE, RESTORE)
     faults.point("table.after_commit")
     with translated(f"Counting the rows of {target.table_key}"):
         row_count = int(dataset.count_rows())
@@ -127,11 +127,11 @@ def commit_table(
         target.table_key,
         target.location,
         target.table_branch,
-        before,
+        entry.table_version if entry else 0,
         int(dataset.version),
         row_count,
-        added,
-        removed,
+        row_count if target.restore_to is not None else added,
+        entry.row_count if entry and replaced else 0,
     )
 
 
@@ -234,6 +234,21 @@ def _extend(
     made = commit(head, before, replaced, round_.publish_id, max_retries=0)
     made = _contiguous(made, before, round_.publish_id)
     return _build_indexes(made, indexes, round_, entry)
+
+
+def _restore(
+    round_: Round, target: TableTarget, entry: TableEntry | None, floor: int
+) -> LanceDataset:
+    """Give a table the content of an older version again; a dropped one above its tombstone."""
+    place = (target.table_key, target.location, target.table_branch)
+    assert target.restore_to is not None
+    if entry is not None:
+        head = settle(round_, *place, entry.table_version)
+        return restore(strip(head), target.restore_to, round_.publish_id)
+    made = restore(settle_absent(round_, *place, floor), target.restore_to, round_.publish_id)
+    while made.version <= floor:
+        made = restore(made, target.restore_to, round_.publish_id)
+    return made
 
 
 def _contiguous(made: LanceDataset, before: int, publish_id: str) -> LanceDataset:
