@@ -80,6 +80,22 @@ def needs_relocation(storage: Storage, location: str, table_branch: str | None =
     return any(_current_root(path, location, roots) != path for path in recorded.values())
 
 
+def bases(storage: Storage, location: str, branch: str) -> dict[int, tuple[str, str]]:
+    """Return (path on record, path now) of a branch's bases by their ids; on the driver.
+
+    Raises:
+        DatasetNotFoundError: no such dataset or branch is there.
+        CorruptManifestError: as `open_for_reading`.
+        StorageError: the store failed.
+    """
+    dataset = storage.dataset(location, branch)
+    roots = _roots(storage, location, branch)
+    return {
+        number: (base.path, _current_root(base.path, location, roots))
+        for number, base in dataset.base_paths().items()
+    }
+
+
 def parent_branches(storage: Storage, location: str, branch: str | None) -> list[str]:
     """Return a Lance branch's ancestors, nearest first, without the main line.
 

@@ -121,6 +121,18 @@ def repair(storage: Storage) -> bool:
     return True
 
 
+def agree(storage: Storage) -> bool:
+    """Tell whether the three files say the same; a graph without `_schema.pg` has nothing to say.
+
+    Raises:
+        CorruptManifestError: `_schema.pg` can't be read.
+        UnsupportedError: the files are of a newer engine.
+        StorageError: the store failed.
+    """
+    text = _text(storage, layout.SCHEMA_PG)
+    return text is None or _agree(storage, text)
+
+
 def _repair_if_possible(storage: Storage) -> None:
     try:
         repair(storage)

@@ -85,6 +85,11 @@ def refuse_newer(manifest: LanceDataset) -> None:
         raise _unsupported(stamp_of(manifest))
 
 
+def is_half_migrated(manifest: LanceDataset) -> bool:
+    """Tell whether a migration from v1 died between its steps; reads and writes both still work."""
+    return stamp_of(manifest) == _IMPLICIT and bool(_annotated(manifest))
+
+
 def migrate_internal_schema(manifest: LanceDataset) -> LanceDataset:
     """Return `manifest` at the current stamp; runs on the driver at each open for writing.
 
@@ -125,13 +130,15 @@ def _step(manifest: LanceDataset) -> LanceDataset:
     return manifest
 
 
+def _annotated(manifest: LanceDataset) -> list[str]:
+    """Return the columns that carry the primary-key annotation."""
+    key = PRIMARY_KEY_ANNOTATION.encode()
+    return [field.name for field in manifest.schema if key in (field.metadata or {})]
+
+
 def _v1_to_v2(manifest: LanceDataset) -> None:
     auto_cleanup.strip(manifest)
-    annotated = [
-        field.name
-        for field in manifest.schema
-        if PRIMARY_KEY_ANNOTATION.encode() in (field.metadata or {})
-    ]
+    annotated = _annotated(manifest)
     if annotated not in ([], ["object_id"]):
         raise CorruptManifestError(
             "__manifest has its primary key on another column",
