@@ -152,6 +152,7 @@ def test_a_tagger_that_loses_the_name_leaves_the_winners_protection(
     tag(graph, "v1", str(then))
     with pytest.raises(OptionError, match="Tag v1 is there already"):
         tag(graph, "v1")
+    assert [len(table_tags(graph, key)) for key in ALL] == [1, 1, 1]
     with pytest.raises(OptionError, match="Tag v1 is there already"):
         tag(graph, "v1", str(then))
     assert ids_at(graph, PERSON, "v1") == ["first"]

@@ -1,0 +1,78 @@
+"""Random sequences of branches, writes, restores and tags: every ref always shows what it should.
+
+`OMNIGRAPH_SEQUENCES` says how many sequences (300), `OMNIGRAPH_SEED` repeats a run; both are
+printed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from omnigraph_spark.storage import Storage
+from tests.format_checker import check_graph
+from tests.property.core import KINDS, Run, Step
+from tests.support.writes import KNOWS, PERSON, new_graph
+
+SEQUENCES = int(os.environ.get("OMNIGRAPH_SEQUENCES", "300"))
+SEED = int(os.environ.get("OMNIGRAPH_SEED", str(random.randrange(1 << 32))))
+
+numbers = st.integers(0, 11)
+steps = st.lists(
+    st.tuples(st.sampled_from(KINDS), numbers, numbers, numbers), max_size=8, min_size=1
+)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A graph of two tables that each sequence begins with a copy of."""
+    root = tmp_path_factory.mktemp("template") / "g"
+    new_graph(Storage.at(str(root)), [PERSON, KNOWS])
+    return root
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the copies go."""
+    return tmp_path_factory.mktemp("sequences")
+
+
+@pytest.mark.timeout(0)
+def test_every_ref_and_every_version_shows_what_a_plain_model_says(
+    template: Path, places: Path
+) -> None:
+    print(f"OMNIGRAPH_SEQUENCES={SEQUENCES} OMNIGRAPH_SEED={SEED}")  # noqa: T201
+    ran = 0
+
+    @seed(SEED)
+    @settings(
+        max_examples=SEQUENCES,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(steps)
+    def sequence(found: list[Step]) -> None:
+        nonlocal ran
+        ran += 1
+        root = places / f"g{ran}"
+        shutil.copytree(template, root)
+        try:
+            run = Run.begin(Storage.at(str(root)))
+            for step in found:
+                run.do(step)
+            run.check_versions()
+            if ran % 10 == 0:
+                assert check_graph(str(root), moved=True) == [], run.log
+        finally:
+            shutil.rmtree(root)
+
+    sequence()
+    assert ran >= SEQUENCES // 2
