@@ -34,11 +34,11 @@ Partition = tuple["Scan", ...]
 
 @dataclass(frozen=True)
 class Scan:
-    """Some fragments of a dataset version, or a range of physical rows of one fragment.
+    """Some fragments of a dataset version, or a range of rows of one fragment.
 
     `token` tells this dataset from another one that took its place under the same name and version
-    (workers keep datasets open). `expected_rows` is how many rows a scan without a filter gives,
-    None where metadata alone doesn't say.
+    (workers keep datasets open). A range is of rows on disk where rows are filtered, of the rows
+    that aren't deleted where they aren't; then a scan gives exactly `expected_rows`.
     """
 
     table_key: str
@@ -48,8 +48,7 @@ class Scan:
     token: str
     fragments: tuple[int, ...]
     rows: tuple[int, int] | None
-    expected_rows: int | None
-    deletions: bool
+    expected_rows: int
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,8 @@ class _Piece:
 
     fragment: int
     rows: tuple[int, int] | None
-    live_rows: int | None
+    live_rows: int
     size: int
-    deletions: bool
 
 
 def open_tables(storage: Storage, entries: Iterable[TableEntry]) -> dict[str, LanceDataset]:
@@ -139,21 +137,21 @@ def _pieces(dataset: LanceDataset, most: int, filtered: bool) -> tuple[str, list
 
 def _cut(number: int, metadata: Any, most: int, filtered: bool) -> Iterator[_Piece]:
     physical, live = metadata.physical_rows, metadata.num_rows
-    deletions = metadata.deletion_file is not None
     if live == 0:
         return
     known = sum(file.file_size_bytes or 0 for file in metadata.files)
     size = known or physical * _UNKNOWN_ROW_BYTES
-    parts = min(-(-size // most), physical)
+    # With a filter a range is of rows on disk, told by address; else of those left, by offset.
+    rows = physical if filtered else live
+    parts = min(-(-size // most), rows)
     if filtered:
         parts = min(parts, _FILTERED_RANGES)
     if parts == 1:
-        yield _Piece(number, None, live, size, deletions)
+        yield _Piece(number, None, live, size)
         return
     for part in range(parts):
-        start, end = physical * part // parts, physical * (part + 1) // parts
-        rows = None if deletions else end - start
-        yield _Piece(number, (start, end), rows, size // parts, deletions)
+        start, end = rows * part // parts, rows * (part + 1) // parts
+        yield _Piece(number, (start, end), end - start, size // parts)
 
 
 def _scans(entry: TableEntry, token: str, pieces: Sequence[_Piece]) -> list[Scan]:
@@ -170,20 +168,10 @@ def _scans(entry: TableEntry, token: str, pieces: Sequence[_Piece]) -> list[Scan
             token=token,
             fragments=tuple(piece.fragment for piece in group),
             rows=group[0].rows,
-            expected_rows=_total(group),
-            deletions=any(piece.deletions for piece in group),
+            expected_rows=sum(piece.live_rows for piece in group),
         )
         for group in groups
     ]
-
-
-def _total(pieces: Iterable[_Piece]) -> int | None:
-    total = 0
-    for piece in pieces:
-        if piece.live_rows is None:
-            return None
-        total += piece.live_rows
-    return total
 
 
 def read_table(storage: Storage, snapshot: Snapshot, key: str) -> pa.Table:

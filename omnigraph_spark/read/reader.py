@@ -74,7 +74,7 @@ class OmnigraphReader(DataSourceReader):
             key: replace(snapshot.entry(key), metadata={}) for key in self._columns.tables
         }
         self._predicates: dict[str, filters.Predicate] = dict.fromkeys(self._entries, True)
-        if hasattr(DataSourceReader, "pushFilters"):
+        if options.push_down_filters and hasattr(DataSourceReader, "pushFilters"):
             self.pushFilters = _PushFilters(self)  # type: ignore[method-assign,assignment]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class OmnigraphReader(DataSourceReader):
                 count += batch.num_rows
                 if batch.num_rows:
                     yield self._framed(batch, target, scan.table_key, stored)
-        if where is None and scan.expected_rows is not None and count != scan.expected_rows:
+        if where is None and count != scan.expected_rows:
             raise StorageError(
                 f"Reading {scan.table_key} of {self._storage.root} gave another number of rows",
                 expected=f"{scan.expected_rows} rows in fragments {list(scan.fragments)[:20]}",
@@ -152,10 +152,9 @@ class OmnigraphReader(DataSourceReader):
         offset = limit = None
         if scan.rows is not None:
             start, end = scan.rows
-            if where is None and not scan.deletions:
+            if where is None:
                 offset, limit = start, end - start
             else:
-                # An offset counts the rows that are left; an address counts those on disk.
                 first = scan.fragments[0] << 32
                 where = _both(where, f"_rowaddr >= {first + start} AND _rowaddr < {first + end}")
         rows = self._options.batch_size
@@ -192,6 +191,9 @@ class OmnigraphReader(DataSourceReader):
 
 class _PushFilters:
     """The reader's `pushFilters`, in a shape that Spark takes whatever its setting is (FACTS 7).
+
+    Only there with the option `pushDownFilters`: Spark keeps what a push-down planned with the
+    frame, and gives the frame's next use the rows of the last one (docs/push_down.md).
 
     Spark 4.3 refuses every read of a reader that overrides `pushFilters` while push-down is off,
     and compares `pushFilters.__func__` with the base class's function to tell.
