@@ -54,6 +54,11 @@ def create_options(options: Mapping[str, str]) -> dict[str, str]:
                 f"Option {name} belongs to one write, and a catalog table would repeat it",
                 hint="Leave it out, and give it to the DataFrame writer where it is needed",
             )
+    if "pushdownfilters" in given:
+        raise OptionError(
+            "Option pushDownFilters is for a frame that one query uses once",
+            hint="Leave it out of CREATE TABLE: one statement may scan a table twice",
+        )
     return {**given, "path": _literal(path)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,22 +16,17 @@ if TYPE_CHECKING:
     from omnigraph_spark.write.commit import Committed
 
 FORMAT = "omnigraph"
-_PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
-_log = logging.getLogger(__name__)
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("omnigraph")` known to a session, and let Spark push filters into it.
+    """Make `format("omnigraph")` known to a session.
 
-    Needed only where the package isn't installed as Spark expects it (FACTS 9); the log says what
-    was set. Without the setting reads give the same rows and take longer; Spark 4.0 has no such
-    setting and ignores it.
+    Needed only where the package isn't installed as Spark expects it (FACTS 9). Changes no setting:
+    Spark's filter push-down for Python sources is on its own not safe (docs/push_down.md).
     """
     from omnigraph_spark.datasource import OmnigraphDataSource
 
     spark.dataSource.register(OmnigraphDataSource)
-    spark.conf.set(_PUSH_DOWN, "true")
-    _log.info("registered the data source %s; %s is now true", FORMAT, _PUSH_DOWN)
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,9 @@ OPTIONS: tuple[Option, ...] = (
            (READ,),
            "read a metadata frame instead of rows: `tables`, `history`, `refs`, `runs`, `files`,"
            " `indexes`"),
+    Option("pushDownFilters", boolean, "false", (READ,),
+           "let Spark 4.1+ push filters; only for a frame that one query uses once: Spark gives a"
+           " frame that is used again another query's rows (`filter` is always safe)"),
     Option("maxPartitionBytes", size, "128m", (READ,),
            "bytes per input partition: small fragments are packed, large ones split by rows"),
     Option("batchSize", integer(1), None, (READ,),
@@ -218,6 +221,7 @@ class ReadOptions:
     metadata: str | None
     max_partition_bytes: int
     batch_size: int | None
+    push_down_filters: bool
     storage: Mapping[str, str] = field(repr=False)
 
     @classmethod
@@ -260,6 +264,7 @@ class ReadOptions:
             metadata=parsed.get("metadata"),
             max_partition_bytes=parsed.get("maxPartitionBytes"),
             batch_size=parsed.get("batchSize"),
+            push_down_filters=parsed.get("pushDownFilters"),
             storage=parsed.storage,
         )
 

@@ -190,3 +190,36 @@ def filtering_source(kind: str, pushed: str) -> type[DataSource]:
             return reader()
 
     return Source
+
+
+def ten_rows_source() -> type[DataSource]:
+    """Return the source `ten_rows` (a = 0 to 9), whose reader takes equality filters."""
+
+    class Reader(DataSourceReader):
+        wanted: int | None = None
+
+        def pushFilters(self, filters: list[Any]) -> Iterator[Any]:  # noqa: N802
+            for one in filters:
+                if type(one).__name__ == "EqualTo":
+                    self.wanted = one.value
+                else:
+                    yield one
+
+        def partitions(self) -> list[InputPartition]:
+            return [InputPartition(0)]
+
+        def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+            yield from ((i,) for i in range(10) if self.wanted in (None, i))
+
+    class TenRows(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "ten_rows"
+
+        def schema(self) -> str:
+            return "a INT"
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            return Reader()
+
+    return TenRows

@@ -15,7 +15,7 @@ import pytest
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from tests.contract.probe import VARCHAR_MARK, Probe, filtering_source
+from tests.contract.probe import VARCHAR_MARK, Probe, filtering_source, ten_rows_source
 
 PYSPARK = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
@@ -400,3 +400,19 @@ def test_field_metadata_is_lost(spark: SparkSession, probe: Probe, plan: str) ->
 def test_field_metadata_of_a_read_reaches_the_writer(spark: SparkSession, probe: Probe) -> None:
     frame = _read(spark).where("n = 1")
     assert arrived(probe, lambda: append(frame))["metadata"] == [TAGGED, TAGGED]
+
+
+@pytest.mark.skipif(PYSPARK < (4, 1), reason="4.0 has no filter push-down")
+def test_spark_gives_a_frame_that_is_used_again_the_rows_of_its_last_push_down(
+    spark: SparkSession, push_down: Callable[[str], None]
+) -> None:
+    """When this fails, Spark is mended, and `pushDownFilters` may become the default."""
+    spark.dataSource.register(ten_rows_source())
+    push_down("true")
+    frame = spark.read.format("ten_rows").load()
+    assert frame.count() == 10
+    assert frame.where("a = 3").count() == 1
+    assert frame.count() == 1
+    both = frame.where("a = 3").union(frame.where("a = 5"))
+    assert [row.a for row in both.collect()] == [5, 5]
+    assert frame.where("a = 1 OR a = 2").count() == 0
