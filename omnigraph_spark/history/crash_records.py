@@ -106,6 +106,15 @@ def refuse_foreign(storage: Storage, wait_seconds: float = 0.0) -> None:
         time.sleep(_POLL_SECONDS)
 
 
+def foreign(storage: Storage) -> list[str]:
+    """Return the paths of the records that aren't ours.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    return [info.path for info, record in _all(storage) if record is None]
+
+
 def others(storage: Storage, publish_id: str) -> list[CrashRecord]:
     """Return our own kind's records of other writes.
 

@@ -30,7 +30,7 @@ from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, read_r
 from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write.table_commit import dataset_metadata
-from omnigraph_spark.write.table_head import Round, StartOver, settle
+from omnigraph_spark.write.table_head import Round, StartOver, settle, strip
 
 HEAL_MODE = "heal"
 
@@ -85,8 +85,12 @@ def _end_run(storage: Storage, run_id: str, end: str) -> None:
         runs.finish_run(storage, run_id, end, run_id if end == runs.PUBLISHED else None)
 
 
-def roll_back(round_: Round, snapshot: Snapshot, keys: tuple[str, ...]) -> None:
+def roll_back(
+    round_: Round, snapshot: Snapshot, keys: tuple[str, ...], *, strip_too: bool = False
+) -> None:
     """Restore each of the tables whose head is ahead to its published version, and publish that.
+
+    `strip_too` also removes auto-cleanup settings from those that are not ahead.
 
     Raises:
         StartOver: a rival was at the same tables.
@@ -98,7 +102,7 @@ def roll_back(round_: Round, snapshot: Snapshot, keys: tuple[str, ...]) -> None:
     changes: list[VersionRow] = []
     restored: list[TableEntry] = []
     for entry in entries:
-        rows = _restored(round_, entry, branch, publish_id)
+        rows = _restored(round_, entry, branch, publish_id, strip_too)
         if rows:
             restored.append(entry)
             changes += rows
@@ -126,7 +130,7 @@ def roll_back(round_: Round, snapshot: Snapshot, keys: tuple[str, ...]) -> None:
 
 
 def _restored(
-    round_: Round, entry: TableEntry, branch: str | None, publish_id: str
+    round_: Round, entry: TableEntry, branch: str | None, publish_id: str, strip_too: bool
 ) -> list[VersionRow]:
     """Return the rows that publish a table's restored head, none where the head wasn't ahead.
 
@@ -142,6 +146,8 @@ def _restored(
         head = settle(round_, entry.table_key, entry.location, branch, pinned)
     except DatasetNotFoundError:
         return []
+    if strip_too:
+        head = strip(head)
     version = int(head.version)
     if version == pinned:
         return []
