@@ -135,7 +135,7 @@ def _unbound(schema: StructType) -> UnsupportedError:
     return UnsupportedError(
         what,
         expected="a table that was created without a column list, and not changed since",
-        found="CREATE TABLE … (columns), CREATE TABLE … AS SELECT, saveAsTable, or save without a path",
+        found="CREATE TABLE … (columns) or … AS SELECT, saveAsTable, or save without a path",
         hint=f"Write: {_EXAMPLE} (for a table that isn't in the graph yet with one more option, "
         f"schema '{columns}'), then INSERT INTO it. Outside SQL use .load(path) and .save(path)",
     )

@@ -6,8 +6,8 @@ Off unless the environment variable `OMNIGRAPH_SPARK_FAULTS` is set when the pro
 (what Lance raises when the store never answered a commit), `stall:SECONDS`, or
 `run:module:function` (call a function, for a rival between two steps); `@N` after the action arms
 the N-th hit only. With `file:PATH` the same text is read from a file at every point, so that a test
-can arm the processes that Spark starts. Each delivered fault is appended to the file that `OMNIGRAPH_SPARK_FAULTS_LOG`
-names, so that a test can count it.
+can arm the processes that Spark starts. Each delivered fault is appended to the file that
+`OMNIGRAPH_SPARK_FAULTS_LOG` names, so that a test can count it.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def _declared(found: StructType, declared: StructType) -> StructType:
         if own is None or not arrow_types.same_type(own.dataType, one.dataType):
             raise SchemaMismatchError(
                 f"The table is in the graph already, and its column {one.name} is another",
-                expected=f"{one.name} {one.dataType.simpleString().upper()}, as the option schema says",
+                expected=f"{one.name} {one.dataType.simpleString().upper()}, by the option schema",
                 found="no such column" if own is None else own.dataType.simpleString().upper(),
                 hint="Leave the option schema out: the graph's own columns are taken",
                 column=one.name,

@@ -40,7 +40,7 @@ def describe(plan: WritePlan, key: str) -> str:
         "branch": plan.branch,
         "publish_id": plan.publish_id,
         "mode": plan.mode,
-        "target": {**asdict(replace(target, schema=None)), "schema": schema},  # type: ignore[arg-type]
+        "target": {**asdict(replace(target, schema=None)), "schema": schema},
         "settings": asdict(plan.settings),
     }
     return json.dumps(plain, separators=(",", ":"))
@@ -113,8 +113,8 @@ def _collect(plan: WritePlan, key: str) -> list[StagedTable]:
         raise UnsupportedError(
             f"Spark staged {key}, and this process can't see it at {plan.storage.root}",
             expected="a path that this process, the driver and the executors all reach",
-            hint="Nothing was published. Under Spark Connect write each frame with df.write, or give a "
-            "path on a shared store",
+            hint="Nothing was published. Under Spark Connect write each frame with df.write, or "
+            "give a path on a shared store",
         )
     return stage.from_json(found.decode("utf-8"))
 

@@ -30,8 +30,8 @@ from omnigraph_spark.write.routing import Routing
 
 _ENDS = ("src", "dst")
 _BOTH_FORMS = (
-    "Write one table: .option('table', 'node:Person'). Or write a whole graph: a frame with the column "
-    "_table, as omnigraph_spark.pack({'node:Person': people, 'edge:Knows': knows}) makes it"
+    "Write one table: .option('table', 'node:Person'). Or write a whole graph: a frame with the "
+    "column _table, as omnigraph_spark.pack({'node:Person': people, 'edge:Knows': knows}) makes it"
 )
 
 

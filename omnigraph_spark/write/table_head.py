@@ -332,7 +332,7 @@ class _Watch:
         self.version: int | None = None
 
     def is_over(self, version: int, sign: datetime | None) -> bool:
-        """Tell whether the head `version`, whose writer last gave the sign `sign`, may be healed."""
+        """Tell whether the head may be healed; `sign` is its writer's last sign of life."""
         now = time.monotonic()
         if version != self.version:
             self.version, self._first, self._last, self._sign = version, now, now, sign

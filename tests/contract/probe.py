@@ -162,7 +162,7 @@ def filtering_source(kind: str, pushed: str) -> type[DataSource]:
             yield ("x",)
 
     class Overriding(Plain):
-        def pushFilters(self, filters: list[Any]) -> list[Any]:  # noqa: N802
+        def pushFilters(self, filters: list[Any]) -> list[Any]:
             return note(filters)
 
     class Callable:
@@ -198,7 +198,7 @@ def ten_rows_source() -> type[DataSource]:
     class Reader(DataSourceReader):
         wanted: int | None = None
 
-        def pushFilters(self, filters: list[Any]) -> Iterator[Any]:  # noqa: N802
+        def pushFilters(self, filters: list[Any]) -> Iterator[Any]:
             for one in filters:
                 if type(one).__name__ == "EqualTo":
                     self.wanted = one.value

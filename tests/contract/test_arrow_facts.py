@@ -41,10 +41,9 @@ EVERY_TYPE = (
 
 def pyspark_schema(schema: T.StructType) -> pa.Schema:
     """Return what pyspark compares a reader's batches with (FACTS 13: another signature in 4.0)."""
-    zoned = (
-        {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
-    )
-    return to_arrow_schema(schema, **zoned)
+    derive: Any = to_arrow_schema
+    named = "timezone" in inspect.signature(derive).parameters
+    return derive(schema, timezone="UTC") if named else derive(schema)
 
 
 def described(arrow: pa.DataType) -> Any:

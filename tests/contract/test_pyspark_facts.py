@@ -15,6 +15,7 @@ import pytest
 from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+
 from tests.contract.probe import VARCHAR_MARK, Probe, filtering_source, ten_rows_source
 
 PYSPARK = tuple(int(part) for part in pyspark.__version__.split(".")[:2])

@@ -401,7 +401,7 @@ def test_c36_a_whole_graph_is_overwritten_by_what_was_read_from_it(
 def test_c36_a_failed_overwrite_keeps_the_old_rows(spark: SparkSession, uri: str) -> None:
     broken = people(spark).withColumn("age", F.expr("CAST(raise_error('broken') AS INT)"))
     before = versions(uri)
-    with pytest.raises(Exception, match="broken"):  # noqa: B017, PT011
+    with pytest.raises(Exception, match="broken"):
         save(broken, uri, "overwrite", table=NODE)
     assert versions(uri) == before
     assert rows(load(spark, uri, table=NODE), "id") == [("a",), ("b",)]

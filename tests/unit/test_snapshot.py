@@ -84,12 +84,14 @@ def test_a_tombstone_of_one_table_leaves_others_alone() -> None:
 
 
 def test_of_an_inherited_and_an_own_entry_the_higher_version_wins() -> None:
-    assert folded(TABLE, version(8), version(7, "dev"), branch="dev").entry(
-        PERSON
-    ).table_branch is None
-    assert folded(TABLE, version(7), version(8, "dev"), branch="dev").entry(
-        PERSON
-    ).table_branch == "dev"
+    assert (
+        folded(TABLE, version(8), version(7, "dev"), branch="dev").entry(PERSON).table_branch
+        is None
+    )
+    assert (
+        folded(TABLE, version(7), version(8, "dev"), branch="dev").entry(PERSON).table_branch
+        == "dev"
+    )
 
 
 def test_of_an_inherited_and_an_own_entry_of_one_version_the_own_one_wins() -> None:
