@@ -1,0 +1,261 @@
+"""Look what is wrong with a graph: everything that dead writers leave, and damage (issue 4).
+
+Runs on the driver and writes nothing. Most of what it finds is repaired by the next write to the
+table or branch; `repair` does the same without a write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from omnigraph_spark import auto_cleanup, engine_schema, layout
+from omnigraph_spark.branches import refs
+from omnigraph_spark.errors import OmnigraphError
+from omnigraph_spark.history import commits, crash_records, runs
+from omnigraph_spark.history.publishes import PublishedVersion, publishes_between
+from omnigraph_spark.lance_errors import DatasetNotFoundError, translated
+from omnigraph_spark.maintenance import moved
+from omnigraph_spark.manifest import migrations
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, head_version, load, open_main
+from omnigraph_spark.storage import Storage
+from omnigraph_spark.write.table_head import is_clean, owner_of
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+UNREADABLE = "unreadable"
+NEWER_STAMP = "newer_stamp"
+HALF_MIGRATION = "half_migration"
+FOREIGN_RECORD = "foreign_record"
+CRASH_RECORD = "crash_record"
+UNPUBLISHED_HEAD = "unpublished_head"
+WRONG_ROW_COUNT = "wrong_row_count"
+AUTO_CLEANUP = "auto_cleanup"
+MOVED_BRANCH = "moved_branch"
+LEFTOVER_FORK = "leftover_fork"
+SCHEMA_FILES = "schema_files"
+UNKNOWN_TYPE = "unknown_type"
+MISSING_LINEAGE = "missing_lineage"
+RUNNING_RUN = "running_run"
+STAGING = "staging"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that isn't as it should be.
+
+    `kind` is one of this module's constants, `place` a table key, branch, file or id, `branch` the
+    graph branch that it concerns; `what` is a sentence for a person. `repairable` says whether
+    `repair` takes care of it.
+    """
+
+    kind: str
+    place: str
+    what: str
+    repairable: bool
+    branch: str = layout.MAIN
+
+
+def check(storage: Storage) -> list[Finding]:
+    """Return all that is wrong with a graph, an empty list if nothing is; writes nothing.
+
+    A writer that is at work right now shows too: its crash record, its unpublished heads, its run.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        StorageError: the store failed at the graph's root.
+    """
+    manifest = open_main(storage)
+    found: list[Finding] = []
+    branches = [branch.name for branch in refs.list_branches(storage)]
+    steps: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+        (layout.MANIFEST, lambda: _manifest(manifest)),
+        (layout.RECOVERY, lambda: _records(storage)),
+        (layout.SCHEMA_PG, lambda: _schema(storage)),
+        (layout.GRAPH_RUNS, lambda: _runs(storage)),
+        (layout.STAGING, lambda: _staging(storage)),
+    ]
+    for name in branches:
+        steps.append((f"branch {name}", partial(_branch, storage, name, branches)))
+    for place, step in steps:
+        try:
+            found += step()
+        except OmnigraphError as error:
+            found.append(Finding(UNREADABLE, place, str(error), False))
+    return list(dict.fromkeys(found))
+
+
+def _manifest(manifest: LanceDataset) -> Iterator[Finding]:
+    if migrations.is_newer(manifest):
+        yield Finding(
+            NEWER_STAMP, layout.MANIFEST, "A newer engine wrote this graph; it is read only", False
+        )
+    elif migrations.is_half_migrated(manifest):
+        yield Finding(
+            HALF_MIGRATION, layout.MANIFEST, "A migration from v1 died between its steps", True
+        )
+    if auto_cleanup.keys(manifest):
+        yield _deletes_versions(layout.MANIFEST, layout.MAIN)
+
+
+def _deletes_versions(place: str, branch: str) -> Finding:
+    return Finding(
+        AUTO_CLEANUP,
+        place,
+        "Its auto-cleanup settings let Lance delete versions that the graph still needs",
+        True,
+        branch,
+    )
+
+
+def _records(storage: Storage) -> Iterator[Finding]:
+    for name in crash_records.foreign(storage):
+        yield Finding(
+            FOREIGN_RECORD,
+            name,
+            "An unfinished write of another engine: open the graph for writing with that engine",
+            False,
+        )
+    for record in crash_records.others(storage, ""):
+        yield Finding(
+            CRASH_RECORD,
+            record.publish_id,
+            f"A write to {', '.join(record.table_keys) or 'new tables'} is going on, or died after "
+            f"{record.renewed:%Y-%m-%d %H:%M:%S} UTC",
+            True,
+            record.branch,
+        )
+
+
+def _schema(storage: Storage) -> Iterator[Finding]:
+    if not engine_schema.agree(storage):
+        yield Finding(
+            SCHEMA_FILES,
+            layout.SCHEMA_PG,
+            "The JSON files beside it are missing or say something else; the engine opens nothing",
+            True,
+        )
+    schema = engine_schema.read(storage)
+    for branch in refs.list_branches(storage):
+        for key in load(storage, branch.name).tables:
+            if schema is None or schema.of_table(key) is None:
+                yield Finding(
+                    UNKNOWN_TYPE,
+                    key,
+                    "No schema file declares it: the engine's export fails",
+                    False,
+                )
+
+
+def _runs(storage: Storage) -> Iterator[Finding]:
+    alive = {record.publish_id for record in crash_records.others(storage, "")}
+    rows = runs.read_runs(storage)
+    last = dict(zip(rows["run_id"].to_pylist(), rows["status"].to_pylist(), strict=True))
+    for run_id, status in last.items():
+        if status == runs.RUNNING and run_id not in alive:
+            yield Finding(
+                RUNNING_RUN, run_id, "Its writer is gone, and the registry says it is running", True
+            )
+
+
+def _staging(storage: Storage) -> Iterator[Finding]:
+    inside = f"{layout.STAGING}/"
+    writes = {info.path[len(inside) :].split("/")[0] for info in storage.list(layout.STAGING)}
+    for publish_id in sorted(writes):
+        yield Finding(
+            STAGING, publish_id, "Messages of a write that is being staged, or died", True
+        )
+
+
+def _branch(storage: Storage, branch: str, branches: list[str]) -> Iterator[Finding]:
+    for place in _places(storage, branch):
+        if branch != layout.MAIN and moved.is_moved(storage, place, branch):
+            yield Finding(
+                MOVED_BRANCH,
+                place,
+                f"Branch {branch} names another place: the graph was moved or copied",
+                True,
+                branch,
+            )
+        if branch == layout.MAIN:
+            yield from _leftover_forks(storage, place, branches)
+    snapshot = load(storage, branch)
+    for entry in snapshot.tables.values():
+        if layout.lance_branch(entry.table_branch) == layout.lance_branch(branch):
+            yield from _table(storage, snapshot, entry)
+    missing = missing_publishes(storage, branch)
+    if missing:
+        yield Finding(
+            MISSING_LINEAGE,
+            ", ".join(str(one.graph_version) for one in missing),
+            f"{len(missing)} publish(es) of branch {branch} have no row in the lineage",
+            True,
+            branch,
+        )
+
+
+def _places(storage: Storage, branch: str) -> list[str]:
+    return [
+        layout.MANIFEST,
+        layout.GRAPH_COMMITS,
+        *sorted(set(load(storage, branch).locations.values())),
+    ]
+
+
+def _leftover_forks(storage: Storage, place: str, branches: list[str]) -> Iterator[Finding]:
+    try:
+        main = storage.dataset(place)
+    except DatasetNotFoundError:
+        return
+    with translated(f"Listing the branches of {place}"):
+        names = sorted(main.branches.list())
+    for name in names:
+        if name not in branches:
+            yield Finding(
+                LEFTOVER_FORK,
+                place,
+                f"It has a fork {name}, and the graph no such branch",
+                True,
+                name,
+            )
+
+
+def _table(storage: Storage, snapshot: Snapshot, entry: TableEntry) -> Iterator[Finding]:
+    key, branch = entry.table_key, snapshot.branch
+    try:
+        head = storage.dataset(entry.location, entry.table_branch)
+        there = storage.dataset(entry.location, entry.table_branch, entry.table_version)
+        with translated(f"Counting the rows of {key}"):
+            rows = int(there.count_rows())
+        if rows != entry.row_count:
+            what = (
+                f"Version {entry.table_version} has {rows} rows, __manifest says {entry.row_count}"
+            )
+            yield Finding(WRONG_ROW_COUNT, key, what, False, branch)
+        if head.version > entry.table_version and not is_clean(head, entry.table_version):
+            yield Finding(
+                UNPUBLISHED_HEAD,
+                key,
+                f"Version {head.version} by write {owner_of(head) or 'of an unknown writer'} is "
+                f"above the published version {entry.table_version}",
+                True,
+                branch,
+            )
+        if auto_cleanup.keys(head):
+            yield _deletes_versions(key, branch)
+    except OmnigraphError as error:
+        yield Finding(UNREADABLE, key, str(error), False, branch)
+
+
+def missing_publishes(storage: Storage, branch: str) -> list[PublishedVersion]:
+    """Return the publishes above a branch's last lineage row: rows stand above a complete past.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    rows = commits.read_commits(storage, branch)
+    after = rows[-1].manifest_version if rows else 0
+    return publishes_between(storage, branch, after, head_version(storage, branch) + 1)

@@ -1,0 +1,203 @@
+"""Repair what `check` finds, as the next write would, without a write (issue 4).
+
+Runs on the driver. Each step is safe to run again and among live writers: heads are waited for and
+restored by the same code as in a write, and published with guards. A step that fails leaves the
+others to the next call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+from omnigraph_spark import engine_schema, layout
+from omnigraph_spark.branches import forks, refs
+from omnigraph_spark.errors import CommitTimeoutError
+from omnigraph_spark.history import commits, crash_records, runs
+from omnigraph_spark.history.crash_records import Heartbeat
+from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.maintenance import check as checks
+from omnigraph_spark.maintenance import moved
+from omnigraph_spark.maintenance.check import Finding, check
+from omnigraph_spark.manifest import migrations
+from omnigraph_spark.manifest.publisher import has_publish
+from omnigraph_spark.manifest.snapshot import load, open_main, open_manifest, read_rows
+from omnigraph_spark.manifest.writable import open_for_writing
+from omnigraph_spark.storage import Storage
+from omnigraph_spark.write import heal
+from omnigraph_spark.write.table_head import Round, StartOver
+
+_ATTEMPTS = 10
+_STAGING_AGE = timedelta(days=1)
+"""Staged messages older than this are nobody's any more."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Action:
+    """What `repair` does about a finding; `done` is False in a dry run, and where it stays."""
+
+    kind: str
+    place: str
+    what: str
+    branch: str
+    done: bool
+
+
+def repair(storage: Storage, dry_run: bool = True, grace_seconds: float = 10.0) -> list[Action]:
+    """Repair a graph, or say what would be repaired (`dry_run`, which writes nothing).
+
+    `grace_seconds` is how long a silent writer is waited for, as in a write. What another engine
+    left half done is not touched.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        UnsupportedManifestVersion, RecoveryPendingError: the graph can't be written.
+        CommitTimeoutError: live writers were at the same tables again and again.
+        OmnigraphError: as the steps raise; what was repaired before stays repaired.
+    """
+    found = [one for one in check(storage) if one.repairable]
+    if not dry_run and found:
+        migrations.refuse_newer(open_main(storage))
+        crash_records.refuse_foreign(storage, grace_seconds)
+        _repair(storage, found, grace_seconds)
+    left = {(one.kind, one.place, one.branch) for one in (found if dry_run else check(storage))}
+    return [
+        Action(
+            one.kind,
+            one.place,
+            _WHAT[one.kind],
+            one.branch,
+            (one.kind, one.place, one.branch) not in left,
+        )
+        for one in found
+    ]
+
+
+_WHAT = {
+    checks.SCHEMA_FILES: "make the JSON files again from _schema.pg",
+    checks.MOVED_BRANCH: "point its version manifests at where the graph is now",
+    checks.LEFTOVER_FORK: "remove the fork",
+    checks.HALF_MIGRATION: "finish the migration",
+    checks.AUTO_CLEANUP: "remove the settings; a table without them is published as a new version",
+    checks.CRASH_RECORD: "if its writer is dead: roll its tables back, publish that, delete it",
+    checks.UNPUBLISHED_HEAD: "restore the published version and publish that",
+    checks.MISSING_LINEAGE: "write the missing rows",
+    checks.RUNNING_RUN: "note the run's end",
+    checks.STAGING: "delete the messages if they are older than a day",
+}
+
+
+def _repair(storage: Storage, found: list[Finding], grace_seconds: float) -> None:
+    """Run the steps in an order in which each finds what it needs."""
+    by_kind: dict[str, list[Finding]] = {}
+    for one in found:
+        by_kind.setdefault(one.kind, []).append(one)
+
+    def those(*kinds: str) -> list[Finding]:
+        return [one for kind in kinds for one in by_kind.get(kind, [])]
+
+    if those(checks.SCHEMA_FILES):
+        engine_schema.repair(storage)
+    for one in those(checks.MOVED_BRANCH):
+        moved.point_here(storage, one.place, one.branch)
+    for one in those(checks.LEFTOVER_FORK):
+        _remove_fork(storage, one)
+    for branch in _branches(those(checks.HALF_MIGRATION, checks.AUTO_CLEANUP)):
+        open_for_writing(storage, branch)
+    heads = those(checks.CRASH_RECORD, checks.UNPUBLISHED_HEAD, checks.AUTO_CLEANUP, checks.STAGING)
+    if heads:
+        _heal(storage, heads, grace_seconds)
+    for one in those(checks.MISSING_LINEAGE):
+        missing = checks.missing_publishes(storage, one.branch)
+        if missing:
+            last = missing[-1]
+            commits.record_publish(
+                storage, one.branch, last.publish_id, last.graph_version, last.actor
+            )
+    for one in those(checks.RUNNING_RUN):
+        _end_run(storage, one.place)
+
+
+def _branches(found: Iterable[Finding]) -> list[str]:
+    return sorted({one.branch for one in found})
+
+
+def _remove_fork(storage: Storage, found: Finding) -> None:
+    names = [branch.name for branch in refs.list_branches(storage)]
+    if found.branch not in names:  # made again since the check
+        forks.remove_fork(storage, found.place, found.branch, keep=names)
+
+
+def _heal(storage: Storage, found: list[Finding], grace_seconds: float) -> None:
+    """Resolve dead records and heads, under a crash record of this repair's own.
+
+    The record is also the store's clock: ages are taken against it (PROTOCOL 24).
+    """
+    publish_id = new_ulid()
+    with Heartbeat(storage, publish_id, grace_seconds) as heartbeat:
+        heartbeat.record(layout.MAIN, [], None)
+        try:
+            _forget_staged(storage, publish_id, found)
+            for branch in _branches(found):
+                _until_quiet(
+                    partial(_heal_branch, storage, publish_id, branch, found, grace_seconds)
+                )
+        finally:
+            heartbeat.remove()
+
+
+def _heal_branch(
+    storage: Storage, publish_id: str, branch: str, found: list[Finding], grace_seconds: float
+) -> None:
+    round_ = Round(storage, publish_id, grace_seconds, lambda: load(storage, branch))
+    heal.resolve_dead(round_, grace_seconds)
+    snapshot = load(storage, branch)
+    keys = tuple(
+        one.place for one in found if one.branch == branch and one.place in snapshot.tables
+    )
+    heal.roll_back(round_, snapshot, keys, strip_too=True)
+
+
+def _until_quiet(step: Callable[[], None]) -> None:
+    """Run a step until no rival steps in.
+
+    Raises:
+        CommitTimeoutError: rivals stepped in every time.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            step()
+        except StartOver as error:
+            _log.info("repair lost attempt %d: %s", attempt + 1, error)
+            cause = error
+            continue
+        return
+    raise CommitTimeoutError(
+        f"The repair lost {_ATTEMPTS} rounds to other writers",
+        hint="What was repaired before stays so. Run it again when less is written",
+    ) from cause
+
+
+def _forget_staged(storage: Storage, publish_id: str, found: list[Finding]) -> None:
+    now = crash_records.renewed_at(storage, publish_id)
+    for one in found:
+        inside = storage.list(f"{layout.STAGING}/{one.place}") if one.kind == checks.STAGING else []
+        for info in inside:
+            if now is not None and now - info.last_modified > _STAGING_AGE:
+                storage.delete(info.path)
+
+
+def _end_run(storage: Storage, run_id: str) -> None:
+    published = any(
+        has_publish(read_rows(open_manifest(storage, branch.name)), run_id)
+        for branch in refs.list_branches(storage)
+    )
+    if published:
+        runs.finish_run(storage, run_id, runs.PUBLISHED, run_id)
+    else:
+        runs.finish_run(storage, run_id, runs.ABORTED, None)
