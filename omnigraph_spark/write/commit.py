@@ -48,8 +48,10 @@ from omnigraph_spark.write.table_commit import (
 )
 from omnigraph_spark.write.table_head import Round, StartOver
 
-_FIRST_PAUSE_SECONDS = 0.01
-_LONGEST_PAUSE_SECONDS = 1.0
+# The pause after a lost round: shorter each time, since with growing ones a writer that has lost
+# often is passed by all who come new.
+_FIRST_PAUSE_SECONDS = 0.5
+_SHORTEST_PAUSE_SECONDS = 0.01
 
 _log = logging.getLogger(__name__)
 
@@ -170,7 +172,7 @@ class _Write:
                         hint="Nothing was published. Write again, or raise commitTimeoutSeconds",
                     ) from error
                 _log.info("write %s lost round %d: %s", self._plan.publish_id, lost, error)
-                longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**lost)
+                longest = max(_SHORTEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS / lost)
                 time.sleep(random.uniform(0.1, 1.0) * longest)
 
     def _may_repeat(self, error: OmnigraphError) -> bool:

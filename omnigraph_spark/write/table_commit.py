@@ -145,13 +145,14 @@ def put_back(round_: Round, moved: Moved, schema: pa.Schema) -> None:
 
     faults.point("commit.before_undo")
     head = round_.storage.dataset(moved.location, moved.table_branch)
-    if head.version != moved.version:
+    # A rival that landed above and took itself back leaves a Restore of this round's version.
+    if not is_clean(head, moved.version):
         return
     if moved.before:
         restore(head, moved.before, round_.publish_id)
         return
     empty = LanceOperation.Overwrite(schema, [])
-    commit(head, moved.version, empty, round_.publish_id, undo=True, max_retries=0)
+    commit(head, int(head.version), empty, round_.publish_id, undo=True, max_retries=0)
 
 
 def is_put_back(round_: Round, target: TableTarget, entry: TableEntry) -> bool:

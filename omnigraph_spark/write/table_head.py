@@ -180,10 +180,11 @@ def is_clean(head: LanceDataset, pinned: int) -> bool:
         operation = transaction.operation
         kind = type(operation).__name__
         if kind == "Restore":
-            return bool(operation.version == pinned)
-        if kind != "UpdateConfig" or not _is_strip(operation):
+            version = int(operation.version)
+        elif kind == "UpdateConfig" and _is_strip(operation):
+            version -= 1
+        else:
             return False
-        version -= 1
     return False
 
 
@@ -204,24 +205,31 @@ def _transaction(head: LanceDataset, version: int) -> Any:
 
 
 def _properties(head: LanceDataset) -> dict[str, str]:
-    """Return the properties of the write that made the newest version.
+    """Return the properties of the write that made what the newest version holds.
 
     The index builds and config changes of a write can't carry any; they belong to the write below
-    them, so that a long index build isn't taken for a silent stranger's (PROTOCOL 17).
+    them, so that a long index build isn't taken for a silent stranger's (PROTOCOL 17). A Restore of
+    somebody's version, by one that landed above it and took itself back, is still that somebody's.
     """
-    for version in range(int(head.version), max(0, int(head.version) - _LONGEST_WALK), -1):
+    version = int(head.version)
+    for _ in range(_LONGEST_WALK):
         transaction = _transaction(head, version)
         if transaction is None:
             break
+        kind = type(transaction.operation).__name__
+        if kind == "Restore":
+            version = int(transaction.operation.version)
+            continue
         if transaction.transaction_properties:
             return dict(transaction.transaction_properties)
-        if type(transaction.operation).__name__ not in _KEEP_ROWS:
+        if kind not in _KEEP_ROWS:
             break
+        version -= 1
     return {}
 
 
 def owner_of(head: LanceDataset) -> str | None:
-    """Return the publish id of the write that made a dataset's newest version, if it says so."""
+    """Return the publish id of the write that made what a dataset's head holds, if it says so."""
     return _properties(head).get(PUBLISH_ID_PROPERTY)
 
 
