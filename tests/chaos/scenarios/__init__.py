@@ -1,0 +1,23 @@
+"""The scenarios by name (RELIABILITY A to D and 45); each takes a `Lab` and leaves its report there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.chaos.lab import Lab
+from tests.chaos.scenarios import concurrency, crash
+
+Scenario = Callable[[Lab], None]
+
+SCENARIOS: dict[str, Scenario] = {
+    "kill-matrix": crash.kill_matrix,
+    "kill-random": crash.kill_random,
+    "kill-healer": crash.kill_healer,
+    "same-table": concurrency.same_table,
+    "disjoint-tables": concurrency.disjoint_tables,
+    "new-table-race": concurrency.new_table_race,
+    "counters": concurrency.counters,
+    "crossing-pairs": concurrency.crossing_pairs,
+    "readers": concurrency.readers,
+    "speed": concurrency.speed,
+}
