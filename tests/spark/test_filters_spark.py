@@ -16,36 +16,23 @@ import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from omnigraph_spark import arrow_types, layout
-from omnigraph_spark.manifest.init import init_graph
-from omnigraph_spark.manifest.publisher import Publish, publish
-from omnigraph_spark.manifest.rows import TableRow, VersionRow
-from omnigraph_spark.storage import Storage
+from omnigraph_spark import arrow_types
 from tests.conftest import PUSHDOWN
 from tests.support import awkward
+from tests.support.lance_graphs import new_graph, publish_head, write_table
 
 KEY = "node:Awkward"
-FILTERS = 60
+FILTERS = 24
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A graph whose one table, made by Lance alone, has the awkward values, indexed by id."""
-    import lance
-
-    storage = Storage.at(str(tmp_path_factory.mktemp("awkward") / "graph"))
-    init_graph(storage)
-    place = layout.table_location(KEY)
-    made = lance.write_dataset(
-        awkward.table(),
-        storage.dataset_uri(place),
-        max_rows_per_file=9,
-        enable_stable_row_ids=True,
-        data_storage_version="2.2",
+    storage = new_graph(str(tmp_path_factory.mktemp("awkward") / "graph"))
+    write_table(storage, KEY, awkward.table(), max_rows_per_file=9).create_scalar_index(
+        "id", "BTREE"
     )
-    made.create_scalar_index("id", "BTREE")
-    rows = (TableRow(KEY, place), VersionRow(KEY, made.version, None, awkward.ROWS))
-    publish(storage, Publish("main", "01ARZ3NDEKTSV4RRFFQ69G5FAV", rows))
+    publish_head(storage, KEY)
     return storage.root
 
 
