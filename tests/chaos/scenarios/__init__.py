@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.chaos.lab import Lab
-from tests.chaos.scenarios import concurrency, crash
+from tests.chaos.scenarios import ambiguity, concurrency, crash, orphans
 
 Scenario = Callable[[Lab], None]
 
@@ -13,6 +13,16 @@ SCENARIOS: dict[str, Scenario] = {
     "kill-matrix": crash.kill_matrix,
     "kill-random": crash.kill_random,
     "kill-healer": crash.kill_healer,
+    "orphans": orphans.orphans,
+    "sidecars": orphans.sidecars,
+    "healer-versus-live": orphans.healer_versus_live,
+    "list-then-get": orphans.list_then_get,
+    "expectations": ambiguity.expectations,
+    "stale-plans": ambiguity.stale_plans,
+    "budget": ambiguity.budget,
+    "ambiguity": ambiguity.cells,
+    "late-arrival": ambiguity.late_arrival,
+    "twice-and-abort": ambiguity.twice_and_abort,
     "same-table": concurrency.same_table,
     "disjoint-tables": concurrency.disjoint_tables,
     "new-table-race": concurrency.new_table_race,

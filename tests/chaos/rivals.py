@@ -1,0 +1,143 @@
+"""Things that happen between two steps of a writer: callables that are armed at a fault point.
+
+They run inside the writer's process, through handles of their own, and are picklable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from omnigraph_spark import faults
+from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.manifest import publisher
+from omnigraph_spark.manifest.rows import TableRow, to_arrow
+from omnigraph_spark.manifest.snapshot import open_main
+from omnigraph_spark.storage import Storage
+from tests.chaos import jobs, rows
+from tests.chaos.launcher import Setup
+from tests.chaos.ledger import APPEND, FAILED, Pen
+
+
+@dataclass
+class Step:
+    """Does its thing at the first hit (or the first `times` hits) of its point, once at a time."""
+
+    times: int = 1
+    hits: int = field(default=0, init=False)
+    busy: bool = field(default=False, init=False)
+
+    def __call__(self) -> None:
+        if self.busy or self.hits >= self.times:
+            return
+        self.hits += 1
+        self.busy = True
+        try:
+            self.act()
+        finally:
+            self.busy = False
+
+    def act(self) -> None:
+        raise NotImplementedError
+
+
+@dataclass
+class Chain(Step):
+    """Several steps, one after another."""
+
+    steps: tuple[Step, ...] = ()
+
+    def act(self) -> None:
+        for step in self.steps:
+            step()
+
+
+@dataclass
+class Rival(Step):
+    """A whole write by somebody else."""
+
+    setup: Setup = Setup("", "")
+    graph: str = ""
+    tables: Mapping[str, int] = field(default_factory=dict)
+    mode: str = APPEND
+
+    def act(self) -> None:
+        jobs.Writer(self.setup, self.graph, orphanGraceSeconds=0.3).write(self.tables, self.mode)
+
+
+@dataclass
+class Orphan(Step):
+    """Commits of another program to a table that nobody publishes; none may ever be seen."""
+
+    setup: Setup = Setup("", "")
+    graph: str = ""
+    key: str = rows.PERSON
+    kind: str = "append"
+    versions: int = 1
+
+    def act(self) -> None:
+        make_orphan(self.setup, self.graph, self.key, self.kind, self.versions)
+
+
+def make_orphan(setup: Setup, graph: str, key: str, kind: str, versions: int) -> int:
+    """Commit to a table without publishing, as a foreign writer; return the head's version."""
+    import lance
+
+    from omnigraph_spark import layout
+
+    pen = Pen(setup.ledger, setup.writer)
+    location = layout.table_location(key)
+    head: Any = lance.dataset(f"{graph}/{location}")
+    for _ in range(versions):
+        token = pen.next_token()
+        pen.begin(token, new_ulid(), APPEND, {key: 2})
+        pen.error(FAILED, token, {"type": "-", "typed": True, "text": "[OMNIGRAPH_-] - · -"}, 0)
+        batch = rows.batch(head.schema, token, 2)
+        if kind == "merge":
+            merge = head.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+            merge.execute(batch)
+        else:
+            lance.write_dataset(batch, f"{graph}/{location}", mode=kind)
+        head = lance.dataset(f"{graph}/{location}")
+    return int(head.version)
+
+
+@dataclass
+class Unanswered(Step):
+    """What Lance raises when the store never said whether a commit landed.
+
+    `landed` says which side of the commit this stands on, and so which version it is about.
+    """
+
+    dataset: str = ""
+    landed: bool = True
+
+    def act(self) -> None:
+        import lance
+
+        version = int(lance.dataset(self.dataset).version) + (not self.landed)
+        raise OSError(f"Commit result for version {version} is unknown (injected)")
+
+
+@dataclass
+class StoreGone(Step):
+    """From here on `__manifest` can't be opened any more."""
+
+    def act(self) -> None:
+        faults.arm("publish.opened", "raise")
+
+
+@dataclass
+class GuardRival(Step):
+    """A rival that publishes the guard of a table again: row-level contention, no new version."""
+
+    graph: str = ""
+    key: str = rows.PERSON
+
+    def act(self) -> None:
+        storage = Storage.at(self.graph)
+        from omnigraph_spark import layout
+
+        guard = TableRow(self.key, layout.table_location(self.key))
+        publisher._merge(open_main(storage), to_arrow([guard]))
