@@ -140,7 +140,7 @@ def test_a_value_that_fits_is_kept(column: pa.Array, stored: pa.DataType, values
 @pytest.mark.parametrize(
     ("column", "stored", "sample"),
     [
-        (pa.array([1, 3_000_000_000], pa.int64()), pa.int32(), "3000000000"),
+        (pa.array([1, 3_000_000_000, 2, 3, 4], pa.int64()), pa.int32(), "3000000000"),
         (pa.array([5, 6, -1], pa.int64()), pa.uint32(), "-1"),
         (pa.array([Decimal(2**64)], pa.decimal128(20, 0)), pa.uint64(), str(2**64)),
         (pa.array([Decimal(-1)], pa.decimal128(20, 0)), pa.uint64(), "-1"),
