@@ -141,13 +141,18 @@ def dead(storage: Storage, own_publish_id: str, grace_seconds: float) -> list[Cr
     been written (PROTOCOL 24).
 
     Raises:
+        RecoveryPendingError: as `refuse_foreign`, after the grace.
         StorageError: the store failed.
     """
-    now = renewed_at(storage, own_publish_id)
+    found = [record for _, record in _all(storage)]
+    if None in found:
+        refuse_foreign(storage, grace_seconds)
+    ours = [record for record in found if record is not None]
+    now = next((r.renewed for r in ours if r.publish_id == own_publish_id), None)
     if now is None:
         return []
     oldest = now - timedelta(seconds=grace_seconds)
-    return [r for r in others(storage, own_publish_id) if r.renewed < oldest]
+    return [r for r in ours if r.publish_id != own_publish_id and r.renewed < oldest]
 
 
 def _all(storage: Storage) -> list[tuple[ObjectInfo, CrashRecord | None]]:

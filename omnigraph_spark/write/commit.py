@@ -199,7 +199,8 @@ class _Write:
             self._round.files_used = True
             return Published(version, skipped=True)
         self._check_expected(snapshot)
-        crash_records.refuse_foreign(plan.storage, plan.settings.orphan_grace_seconds)
+        if not self._run_started:  # in later rounds `resolve_dead` sees them
+            crash_records.refuse_foreign(plan.storage, plan.settings.orphan_grace_seconds)
         branch = layout.lance_branch(plan.branch)
         entries = [
             replace(snapshot.tables[key], table_branch=branch)
