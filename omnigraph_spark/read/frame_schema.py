@@ -156,7 +156,13 @@ class _Frame:
         }
 
     def check(self, schema: StructType) -> None:
-        """Refuse a schema that is more than a choice of the frame's columns."""
+        """Refuse a schema that is more than a choice of the frame's columns, or less than one."""
+        if not schema.fields:  # Spark 4.0 takes batches without columns for batches without rows
+            raise SchemaMismatchError(
+                "The schema has no columns",
+                expected=f"one at least of {', '.join(self.all_names[:_SHOWN])}",
+                hint="To count rows, read any one column",
+            )
         fields = {field.name: field for field in self.schema.fields}
         for asked in schema.fields:
             own = fields.get(asked.name)

@@ -111,7 +111,7 @@ class OmnigraphReader(DataSourceReader):
         planned = plan.plan(left, datasets, self._options.max_partition_bytes, filtered)
         return [OmnigraphInputPartition(scans) for scans in planned]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Give the rows of one partition; on an executor, restarted from the beginning on a retry.
 
         Yields:
@@ -121,8 +121,8 @@ class OmnigraphReader(DataSourceReader):
             StorageError: a file is missing or damaged, or fewer rows came than the table has.
             SchemaMismatchError, CorruptManifestError: a stored value that the frame can't hold.
         """
-        # Spark makes one partition of None out of an empty list (FACTS 5).
-        scans: plan.Partition = partition.value or ()
+        # Spark makes InputPartition(None) of an empty list (FACTS 5); 4.0 makes None of it.
+        scans: plan.Partition = () if partition is None else partition.value or ()
         for scan in scans:
             yield from self._scan(scan)
 
@@ -181,9 +181,6 @@ class OmnigraphReader(DataSourceReader):
         self, batch: pa.RecordBatch, target: pa.Schema, key: str, stored: pa.Schema
     ) -> pa.RecordBatch:
         """Return a scanned batch as the frame has it."""
-        if not target.names:  # a batch of no columns made from arrays would have no rows
-            nothing = pa.StructArray.from_buffers(pa.struct([]), batch.num_rows, [None])
-            return pa.RecordBatch.from_struct_array(nothing)
         if self._columns.whole_graph:
             return assemble(key, batch, target, self._columns.owned(key), stored)
         return to_spark_batch(batch, target, stored)
