@@ -29,7 +29,6 @@ _LANCE_NAMES = frozenset(
         "_table",
     }
 )
-_FIRST_NULL_STRUCTS = (2, 1)
 _MAX_SAMPLE = 80
 
 
@@ -145,35 +144,6 @@ def check_new_names(names: Iterable[str], table_key: str, existing: Collection[s
                 table_key=table_key,
                 column=name,
             )
-
-
-def check_storage_version(schema: pa.Schema, version: str, table_key: str) -> None:
-    """Refuse to write structs and maps into old data files, which can't keep a null struct.
-
-    `version` is the dataset's data storage version, such as `2.2`; runs on the driver.
-
-    Raises:
-        SchemaMismatchError: names the column and the version.
-    """
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if len(numbers) == 2 and numbers >= _FIRST_NULL_STRUCTS:
-        return
-    for field in schema:
-        if not is_blob(field) and _has_struct(field.type):
-            raise SchemaMismatchError(
-                f"Column {field.name} of {table_key} needs a newer file format",
-                expected="data storage version 2.1 or later",
-                found=version,
-                hint="Write the table to a new graph",
-                table_key=table_key,
-                column=field.name,
-            )
-
-
-def _has_struct(arrow: pa.DataType) -> bool:
-    if pt.is_struct(arrow) or pt.is_map(arrow):
-        return True
-    return any(_has_struct(arrow.field(i).type) for i in range(arrow.num_fields))
 
 
 def to_table_batch(batch: pa.RecordBatch, schema: pa.Schema, table_key: str) -> pa.RecordBatch:

@@ -11,6 +11,7 @@ import lance
 import pyarrow as pa
 import pyspark.sql.types as T
 import pytest
+from lance.fragment import write_fragments
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
 from omnigraph_spark import arrow_cast, arrow_types, engine_types
@@ -167,6 +168,20 @@ def test_lance_keeps_null_vectors_null_elements_and_null_structs_at_2_2(tmp_path
     ]
     schema = pa.schema([("v", pa.list_(pa.float32(), 2)), ("s", pa.struct([("a", pa.int32())]))])
     assert table(tmp_path, pa.Table.from_pylist(rows, schema)).to_table().to_pylist() == rows
+
+
+def test_fragments_of_2_2_in_an_older_dataset_keep_null_structs(tmp_path: Path) -> None:
+    """Why an old graph takes structs: files of 2.0 can't tell a null one, and ours are of 2.2."""
+    schema = pa.schema([("n", pa.int32()), ("s", pa.struct([("a", pa.int32())]))])
+    rows = [{"n": 1, "s": {"a": 1}}, {"n": 2, "s": None}, {"n": 3, "s": {"a": None}}]
+    first, rest = (pa.Table.from_pylist(part, schema) for part in (rows[:1], rows[1:]))
+    old = lance.write_dataset(first, str(tmp_path / "old"), data_storage_version="2.0")
+    with pytest.raises(OSError, match=r"2\.0 does not encode struct validity"):
+        write_fragments(rest, old, mode="append")
+    staged = write_fragments(rest, old, mode="append", data_storage_version="2.2")
+    append = lance.LanceOperation.Append(staged)
+    grown = lance.LanceDataset.commit(old.uri, append, read_version=old.version)
+    assert grown.to_table().to_pylist() == rows
 
 
 def blobs(values: list[bytes | None]) -> pa.Array:

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from omnigraph_spark import field_metadata, frames, pack, register, unpack
+from omnigraph_spark import field_metadata, frames, pack, unpack
 from omnigraph_spark.errors import OptionError, SchemaMismatchError
 from tests.support.graphs import file_hashes
 
@@ -18,7 +18,6 @@ MISMATCH = r"\[OMNIGRAPH_SCHEMA_MISMATCH\]"
 @pytest.fixture
 def tables(spark: SparkSession) -> dict[str, DataFrame]:
     """Tables that disagree on the type of `age`, one of them keyed and without ids."""
-    register(spark)
     return {
         "node:Person": spark.sql("SELECT 'ann' AS name, 7 AS age UNION ALL SELECT 'bob', NULL"),
         "node:Company": spark.sql("SELECT 'c' AS id, 'old' AS age, array(1.5F, 2.5F) AS vec"),
@@ -197,7 +196,6 @@ def test_what_cannot_be_packed_is_refused(
 def test_names_that_differ_only_in_case_between_tables_keep_their_values(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    register(spark)
     spark.conf.set("spark.sql.caseSensitive", "true")
     root = tmp_path / "g"
     write(spark.sql("SELECT '1' AS id, 'upper' AS Name"), root, table="node:A")

@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from omnigraph_spark import engine_types, layout, register
+from omnigraph_spark import engine_types, layout
 from tests.support import graphs
 from tests.support.graphs import file_hashes
 
@@ -59,7 +59,6 @@ class Graph:
 
 @pytest.fixture
 def graph(spark: SparkSession, tmp_path: Path) -> Graph:
-    register(spark)
     return Graph(spark, tmp_path / "g")
 
 

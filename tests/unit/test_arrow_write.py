@@ -355,7 +355,7 @@ def test_decimals_in_misaligned_buffers_are_copied_and_lance_takes_them(tmp_path
     assert dataset.to_table().to_pylist() == [{"d": v, "s": {"d": v}} for v in values]
 
 
-# --- names and files ----------------------------------------------------------------------------
+# --- names --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -381,16 +381,6 @@ def test_names_that_differ_only_in_case_are_refused_with_both() -> None:
     with pytest.raises(SchemaMismatchError, match=r"'age' and 'AGE'"):
         arrow_write.check_new_names(["AGE"], KEY, existing=["id", "age"])
     arrow_write.check_new_names(["Name", "name"], KEY, existing=["Name", "name"])
-
-
-@pytest.mark.parametrize("version", ["2.0", "0.1", "legacy", "stable"])
-def test_structs_are_refused_on_files_too_old_for_null_structs(version: str) -> None:
-    table = pa.schema([("id", pa.utf8()), ("s", pa.list_(pa.struct([("a", pa.int32())])))])
-    with pytest.raises(SchemaMismatchError, match=r"Column s of node:Person.*2\.1 or later"):
-        arrow_write.check_storage_version(table, version, KEY)
-    for newer in ("2.1", "2.2", "3.0"):
-        arrow_write.check_storage_version(table, newer, KEY)
-    arrow_write.check_storage_version(PERSON, version, KEY)
 
 
 # --- any value of any type ----------------------------------------------------------------------
