@@ -38,9 +38,7 @@ class Table:
         fragments = lance.fragment.write_fragments(
             rows.batch(head.schema, publish_id, 1), head, mode="append"
         )
-        return table_head.commit(
-            head, head.version, LanceOperation.Append(fragments), publish_id
-        )
+        return table_head.commit(head, head.version, LanceOperation.Append(fragments), publish_id)
 
     def restore(self, version: int, publish_id: str) -> lance.LanceDataset:
         head = self.head()

@@ -12,7 +12,10 @@ def test_every_test_that_the_guarantees_cite_is_there() -> None:
     text = (PROJECT / "docs" / "guarantees.md").read_text(encoding="utf-8")
     cited = re.findall(r"`(test_\w+\.py)::(test_\w+)`", text)
     assert len(cited) > 40
-    sources = {path.name: path.read_text(encoding="utf-8") for path in (PROJECT / "tests").rglob("test_*.py")}
+    sources = {
+        path.name: path.read_text(encoding="utf-8")
+        for path in (PROJECT / "tests").rglob("test_*.py")
+    }
     missing = [
         f"{file}::{name}" for file, name in cited if f"def {name}(" not in sources.get(file, "")
     ]
