@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With another master than the default one, run only the tests that it makes a difference to."""
+    """With another master than the default one, run only the tests that start Spark."""
     if config.getoption("--spark-master") == sparks.LOCAL:
         return
     chosen = [item for item in items if "spark_session" in getattr(item, "fixturenames", ())]
@@ -80,7 +80,7 @@ def pushdown(request: pytest.FixtureRequest, spark: SparkSession) -> str:
 
 @pytest.fixture
 def spark_faults() -> Iterator[Callable[[str], None]]:
-    """Arm fault points in the processes that Spark starts: `spark_faults("commit.entered=raise")`."""
+    """Arm fault points in what Spark starts: `spark_faults("commit.entered=raise")`."""
 
     def arm(text: str) -> None:
         sparks.FAULTS.write_text(text, encoding="utf-8")
