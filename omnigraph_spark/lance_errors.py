@@ -70,6 +70,12 @@ def typed(error: BaseException, what: str) -> OmnigraphError:
     if isinstance(error, OmnigraphError):
         return error
     found = first_sentence(str(error))
+    if isinstance(error, ModuleNotFoundError):
+        return StorageError(
+            f"{what} needs a package that this Python hasn't got",
+            found=found,
+            hint="Install pylance in the Python of the driver and of every executor",
+        )
     if outcome_of(error) is Outcome.NOT_FOUND:
         return DatasetNotFoundError(f"{what}: it isn't there", found=found)
     return StorageError(

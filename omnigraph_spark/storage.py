@@ -105,10 +105,10 @@ class Storage:
             DatasetNotFoundError: no dataset, or no such version of it, is there.
             StorageError: the store failed.
         """
-        import lance
-
         uri = self.dataset_uri(location, branch)
         with translated(f"Opening {location} of {self.root}"):
+            import lance
+
             return lance.dataset(uri, version=version, storage_options=self.lance_options())
 
     def create_dataset(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 from pathlib import Path
 
@@ -212,12 +211,10 @@ def test_a_graph_that_is_read_unpacks_into_what_was_packed(
     assert counts(copy) == counts(graph.uri)
 
 
-def test_register_makes_the_source_known_and_says_what_it_switched_on(
-    spark: SparkSession, graph: OmniGraph, caplog: pytest.LogCaptureFixture
+def test_register_makes_the_source_known_and_changes_no_setting(
+    spark: SparkSession, graph: OmniGraph
 ) -> None:
-    spark.conf.set(PUSH_DOWN, "false")
-    with caplog.at_level(logging.INFO, "omnigraph_spark.graph"):
-        register(spark)
-    assert spark.conf.get(PUSH_DOWN) == "true"
-    assert f"{PUSH_DOWN} is now true" in caplog.text
+    before = dict(spark.conf.getAll)
+    register(spark)
+    assert dict(spark.conf.getAll) == before
     assert graph.table(NODE).where("age > 26").count() == 1
