@@ -64,6 +64,7 @@ def test_every_option_of_the_design_is_declared() -> None:
         "mergeSchema",
         "expectedTableVersions",
         "lastWriterWins",
+        "pushDownFilters",  # not in the design: docs/push_down.md
         "keys",
         "branchFrom",
         "metadata",

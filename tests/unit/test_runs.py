@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import time
+import types
 from pathlib import Path
 
 import pyarrow as pa
@@ -131,7 +133,9 @@ def test_a_registry_that_cant_be_written_is_a_warning_with_its_cause(
     def again(_: float) -> None:
         raise AssertionError("a failure that isn't a rival's was tried again")
 
-    monkeypatch.setattr("time.sleep", again)
+    # Not time.sleep itself: Spark's own threads in this process sleep too.
+    clock = types.SimpleNamespace(sleep=again, monotonic=time.monotonic)
+    monkeypatch.setattr(append_log, "time", clock)
     (tmp_path / "graph").mkdir()
     (tmp_path / "graph" / layout.GRAPH_RUNS).write_text("not a folder")
     with caplog.at_level(logging.WARNING):
