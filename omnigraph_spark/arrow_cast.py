@@ -265,9 +265,34 @@ def has_decimal(arrow: pa.DataType) -> bool:
     return any(has_decimal(arrow.field(i).type) for i in range(arrow.num_fields))
 
 
+def has_short_offsets(array: pa.Array) -> bool:
+    """Tell whether an array, or one inside it, lacks the first offset that even no values need."""
+    if isinstance(array, pa.ExtensionArray):
+        return has_short_offsets(array.storage)
+    arrow = array.type
+    wide = pt.is_large_string(arrow) or pt.is_large_binary(arrow) or pt.is_large_list(arrow)
+    lists = pt.is_list(arrow) or pt.is_large_list(arrow)
+    if wide or lists or pt.is_string(arrow) or pt.is_binary(arrow) or pt.is_map(arrow):
+        offsets = array.buffers()[1]
+        needed = (array.offset + len(array) + 1) * (8 if wide else 4)
+        if offsets is None or offsets.size < needed:
+            return True
+    if lists or pt.is_fixed_size_list(arrow):
+        return has_short_offsets(array.values)
+    if pt.is_map(arrow):
+        return has_short_offsets(array.keys) or has_short_offsets(array.items)
+    if pt.is_struct(arrow):
+        return any(has_short_offsets(array.field(i)) for i in range(arrow.num_fields))
+    return False
+
+
 def fresh(array: pa.Array) -> pa.Array:
     """Return `array` in newly allocated buffers where Lance needs that.
 
-    Spark's buffers are aligned to 8 bytes, Rust's decimals want 16: Lance panics (FACTS 16).
+    Spark's buffers are aligned to 8 bytes, Rust's decimals want 16: Lance panics (FACTS 16). For
+    arrays of no values, such as the elements of empty lists, Spark 4.0 sends no offsets: Lance
+    reads what lies behind the buffer, and fails or panics.
     """
-    return pa.concat_arrays([array, array.slice(0, 0)]) if has_decimal(array.type) else array
+    if has_decimal(array.type) or has_short_offsets(array):
+        return pa.concat_arrays([array, array.slice(0, 0)])
+    return array

@@ -184,12 +184,12 @@ def _target_type(field: pa.Field) -> pa.DataType:
 
 
 def _table_column(batch: pa.RecordBatch, field: pa.Field, table_key: str) -> pa.Array:
-    column = batch.column(field.name)
+    column = fresh(batch.column(field.name))
     if column.null_count and not field.nullable:
         raise _null(batch, column, f"{field.name}", table_key)
     target = _target_type(field)
     try:
-        return fresh(convert(column, target, exact_leaf))
+        return convert(column, target, exact_leaf)
     except NullFoundError as error:
         row = _first_bad(column, target)
         raise _null(batch, column, f"{field.name} ({error})", table_key, row) from error

@@ -140,10 +140,6 @@ def values(frame: DataFrame) -> dict[str, str]:
     return {name: repr([row[name] for row in rows]) for name in frame.columns}
 
 
-@pytest.mark.xfail(
-    "__import__('pyspark').__version__.startswith('4.0')",
-    reason="Spark 4.0 sends nested arrays of no elements with offsets that Lance refuses",
-)
 def test_values_of_every_spark_type_come_back_as_they_were(graph: Graph) -> None:
     rows = max(len(expressions) for _, expressions, _ in ROUND_TRIPS.values())
     queries = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -353,6 +354,61 @@ def test_decimals_in_misaligned_buffers_are_copied_and_lance_takes_them(tmp_path
         pa.Table.from_batches([fitted]), str(tmp_path / "t"), data_storage_version="2.2"
     )
     assert dataset.to_table().to_pylist() == [{"d": v, "s": {"d": v}} for v in values]
+
+
+def empty_without_offsets(arrow: pa.DataType, *children: pa.Array) -> pa.Array:
+    """Return no values whose offsets are a buffer of no bytes, as Spark 4.0 sends them."""
+    nothing = pa.py_buffer(b"\xf5" * 64).slice(8, 0)
+    buffers = [None, nothing] if children else [None, nothing, nothing]
+    return pa.Array.from_buffers(arrow, 0, buffers, children=list(children) or None)
+
+
+def no_texts() -> pa.Array:
+    return empty_without_offsets(pa.utf8())
+
+
+def in_a_list(values: pa.Array) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array([0, 0], pa.int32()), values)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: in_a_list(no_texts()),
+        lambda: in_a_list(empty_without_offsets(pa.binary())),
+        lambda: in_a_list(empty_without_offsets(pa.list_(pa.int32()), pa.array([], pa.int32()))),
+        lambda: in_a_list(empty_without_offsets(pa.list_(pa.utf8()), no_texts())),
+        lambda: in_a_list(pa.StructArray.from_arrays([no_texts()], names=["a"])),
+        lambda: pa.StructArray.from_arrays([in_a_list(no_texts())], names=["a"]),
+        lambda: pa.MapArray.from_arrays(
+            pa.array([0, 0], pa.int32()), no_texts(), pa.array([], pa.int64())
+        ),
+    ],
+    ids=["strings", "binaries", "lists", "lists of strings", "structs", "in a struct", "map"],
+)
+def test_empty_lists_without_offsets_are_copied_and_lance_takes_them(
+    tmp_path: Path, make: Callable[[], pa.Array]
+) -> None:
+    column = make()
+    assert arrow_cast.has_short_offsets(column)
+    fitted = write(column, column.type)
+    assert not arrow_cast.has_short_offsets(fitted)
+    dataset = lance.write_dataset(
+        pa.table({"c": fitted}), str(tmp_path / "t"), data_storage_version="2.2"
+    )
+    assert dataset.to_table().column("c").to_pylist() == column.to_pylist()
+
+
+@pytest.mark.parametrize("arrow", [pa.large_utf8(), pa.large_binary()])
+def test_empty_lists_without_offsets_are_cast_as_well(arrow: pa.DataType) -> None:
+    column = in_a_list(empty_without_offsets(arrow))
+    narrow = pa.utf8() if arrow == pa.large_utf8() else pa.binary()
+    assert write(column, pa.list_(narrow)).to_pylist() == [[]]
+
+
+def test_columns_that_lance_takes_are_not_copied() -> None:
+    column = pa.array([["a"], [], None])
+    assert write(column, column.type).buffers()[1].address == column.buffers()[1].address
 
 
 # --- names --------------------------------------------------------------------------------------
