@@ -138,7 +138,7 @@ def _fire(name: str) -> None:
     elif kind == "unknown":
         raise OSError("Commit result for version 0 is unknown (injected)")
     elif kind == "raise":
-        raise StorageError(f"Injected fault at {name}")
+        raise StorageError(f"Injected fault at {name}", hint="Run it again without the fault")
     elif kind == "stall":
         time.sleep(float(argument))
     elif kind == "run":

@@ -284,6 +284,12 @@ def _rows(snapshot: Snapshot, request: Publish) -> list[ManifestRow]:
         for key in sorted(guarded)
         if key in snapshot.locations
     ]
+    # That a table isn't there can be expected too; whoever makes it inserts the same row.
+    guards += [
+        TableRow(key, layout.table_location(key))
+        for key in sorted(request.guards - new_tables - set(snapshot.locations))
+        if request.expected.get(key) == 0
+    ]
     unknown = sorted(request.touched() - new_tables - set(snapshot.locations))
     if unknown:
         raise CorruptManifestError(
