@@ -27,18 +27,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, default=None, help="work here and keep what failed")
     asked = parser.parse_args(arguments)
     seed = int(time.time()) % 1_000_000 if asked.seed is None else asked.seed
-    from tests.chaos import scenarios
+    from tests.chaos import mutations, scenarios
 
-    names = asked.only or list(scenarios.SCENARIOS)
-    unknown = [name for name in names if name not in scenarios.SCENARIOS]
+    known = list(mutations.MUTATIONS if asked.mutations else scenarios.SCENARIOS)
+    names = asked.only or known
+    unknown = [name for name in names if name not in known]
     if unknown:
-        parser.error(f"no scenario {unknown[0]}; there are {', '.join(scenarios.SCENARIOS)}")
+        parser.error(f"there is no {unknown[0]}; there are {', '.join(known)}")
     print(f"seed {seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="chaos-") as made:
         folder = asked.keep or Path(made)
         if asked.mutations:
-            from tests.chaos import mutations
-
             return mutations.score(folder, seed, asked.only)
         return _all(names, folder, seed, asked)
 

@@ -7,18 +7,24 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.chaos import jobs, launcher, ledger, oracle, rows
 from tests.chaos.launcher import Child, Fault, Setup
 
 GRACE_SECONDS = 0.3
 """The grace of most scenarios: short, so that a dead writer is healed soon, and live ones often."""
+_T = TypeVar("_T")
 ALL = (*rows.THREE, rows.QUIET)
+
+
+class Caught(Exception):
+    """A planted bug was noticed."""
 
 
 @dataclass
@@ -35,6 +41,7 @@ class Report:
     versions: int = 0
     publishes: int = 0
     seconds: float = 0.0
+    planted: bool = False
 
     def undelivered(self) -> dict[str, int]:
         """Return the faults that were armed more often than they fired."""
@@ -42,7 +49,14 @@ class Report:
         return {point: n for point, n in missing.items() if n > 0}
 
     def add(self, check: str, text: str) -> None:
+        """Count a violation.
+
+        Raises:
+            Caught: in a run with a planted bug: the first violation is all that is asked.
+        """
         self.violations.setdefault(check, []).append(text)
+        if self.planted:
+            raise Caught(f"{check}: {text}")
 
     def clean(self) -> bool:
         return not self.violations and not self.undelivered()
@@ -65,7 +79,7 @@ class Lab:
         self.random = random.Random(f"{seed}/{name}")
         self.large = large
         self.mutation = mutation
-        self.report = Report(name, seed)
+        self.report = Report(name, seed, planted=mutation is not None)
         self.minutes: float | None = None
 
     def size(self, small: int, large: int) -> int:
@@ -77,6 +91,12 @@ class Lab:
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "ledger").mkdir(parents=True)
         return Case(self, folder, {"orphanGraceSeconds": grace, "actor": "chaos", **options})
+
+    def each(self, asked: Sequence[_T], function: Callable[[_T], None], together: int = 3) -> None:
+        """Call `function` with each, several at a time: most of a case is waiting."""
+        with ThreadPoolExecutor(together) as pool:
+            for done in [pool.submit(function, one) for one in asked]:
+                done.result()
 
     def expect(self, holds: bool, check: str, text: str) -> None:
         """Count a violation of a check unless `holds`."""
@@ -169,8 +189,18 @@ class Case:
         self._count(verdict)
         return verdict
 
-    def finish(self, tables: tuple[str, ...] = rows.THREE, trials: int = 1) -> oracle.Verdict:
-        """Do the next write (O10), run the oracle, and count faults and trials."""
+    def check_heads(self) -> None:
+        """Count heads that an engine's next insert would adopt; nobody may be writing now."""
+        verdict = oracle.Verdict()
+        oracle.check_heads(verdict, self.graph)
+        self._count(verdict)
+
+    def finish(
+        self, tables: tuple[str, ...] = rows.THREE, trials: int = 1, *, heads: bool = True
+    ) -> oracle.Verdict:
+        """Look at the heads, do the next write (O10), run the oracle, count faults and trials."""
+        if heads:
+            self.check_heads()
         verdict = self.next_write(tables)
         found = oracle.check(self.graph, self.ledger(), self._untouched)
         for check, texts in verdict.violations.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ACKNOWLEDGED, FAILED, AMBIGUOUS = "acknowledged", "failed", "ambiguous"
-APPEND, OVERWRITE = "append", "overwrite"
+APPEND, OVERWRITE, DROP = "append", "overwrite", "drop"
 
 
 @dataclass

@@ -12,12 +12,14 @@ from typing import Any
 from omnigraph_spark import faults
 from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.manifest import publisher
-from omnigraph_spark.manifest.rows import TableRow, to_arrow
-from omnigraph_spark.manifest.snapshot import open_main
+from omnigraph_spark.manifest.rows import OURS, TableRow, VersionRow, to_arrow
+from omnigraph_spark.manifest.snapshot import load, open_main
 from omnigraph_spark.storage import Storage
 from tests.chaos import jobs, rows
 from tests.chaos.launcher import Setup
 from tests.chaos.ledger import APPEND, FAILED, Pen
+
+_NOBODY = Setup("", "")
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Chain(Step):
 class Rival(Step):
     """A whole write by somebody else."""
 
-    setup: Setup = Setup("", "")
+    setup: Setup = _NOBODY
     graph: str = ""
     tables: Mapping[str, int] = field(default_factory=dict)
     mode: str = APPEND
@@ -70,7 +72,7 @@ class Rival(Step):
 class Orphan(Step):
     """Commits of another program to a table that nobody publishes; none may ever be seen."""
 
-    setup: Setup = Setup("", "")
+    setup: Setup = _NOBODY
     graph: str = ""
     key: str = rows.PERSON
     kind: str = "append"
@@ -130,14 +132,15 @@ class StoreGone(Step):
 
 @dataclass
 class GuardRival(Step):
-    """A rival that publishes the guard of a table again: row-level contention, no new version."""
+    """A rival that publishes a table's version again: row-level contention, no new version."""
 
     graph: str = ""
     key: str = rows.PERSON
 
     def act(self) -> None:
         storage = Storage.at(self.graph)
-        from omnigraph_spark import layout
-
-        guard = TableRow(self.key, layout.table_location(self.key))
-        publisher._merge(open_main(storage), to_arrow([guard]))
+        entry = load(storage).entry(self.key)
+        metadata = {**entry.metadata, OURS: {"publish_id": new_ulid(), "mode": "again"}}
+        row = VersionRow(self.key, entry.table_version, None, entry.row_count, metadata)
+        guard = TableRow(self.key, entry.location)
+        publisher._merge(open_main(storage), to_arrow([guard, row]))

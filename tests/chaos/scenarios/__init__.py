@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.chaos.lab import Lab
-from tests.chaos.scenarios import ambiguity, concurrency, crash, orphans
+from tests.chaos.scenarios import (
+    ambiguity,
+    concurrency,
+    crash,
+    migration,
+    orphans,
+    soak,
+    spark,
+    tasks,
+)
 
 Scenario = Callable[[Lab], None]
 
@@ -23,6 +32,16 @@ SCENARIOS: dict[str, Scenario] = {
     "ambiguity": ambiguity.cells,
     "late-arrival": ambiguity.late_arrival,
     "twice-and-abort": ambiguity.twice_and_abort,
+    "task-retry": tasks.task_retry,
+    "speculation": tasks.speculation,
+    "schema-change": tasks.schema_change,
+    "same-batch": tasks.same_batch,
+    "second-look": tasks.second_look,
+    "late-engine": tasks.late_engine,
+    "dead-record": tasks.dead_record,
+    "guards": tasks.guards,
+    "migration": migration.crashes,
+    "future-stamps": migration.future_stamps,
     "same-table": concurrency.same_table,
     "disjoint-tables": concurrency.disjoint_tables,
     "new-table-race": concurrency.new_table_race,
@@ -30,4 +49,7 @@ SCENARIOS: dict[str, Scenario] = {
     "crossing-pairs": concurrency.crossing_pairs,
     "readers": concurrency.readers,
     "speed": concurrency.speed,
+    "soak": soak.soak,
+    "spark-kill-drivers": spark.kill_drivers,
+    "spark-retries": spark.retries,
 }

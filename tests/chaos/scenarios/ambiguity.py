@@ -6,10 +6,11 @@ import itertools
 import json
 import os
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
-from omnigraph_spark import layout
+from omnigraph_spark import faults, layout
 from omnigraph_spark.errors import OmnigraphError, RowLevelCasContention
 from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.manifest import publisher
@@ -18,25 +19,30 @@ from omnigraph_spark.manifest.rows import TombstoneRow
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write.plan import WritePlan
-from tests.chaos import jobs, rivals, rows
+from tests.chaos import jobs, oracle, rivals, rows
 from tests.chaos.lab import Case, Lab
 from tests.chaos.launcher import Setup
-from tests.chaos.ledger import ACKNOWLEDGED, AMBIGUOUS, FAILED
+from tests.chaos.ledger import ACKNOWLEDGED, AMBIGUOUS, DROP, FAILED, Pen
 
 
 def cells(lab: Lab) -> None:
     """16 cells: {table commit, publish} x {landed} x {rival on top} x {status check works}."""
-    for _ in range(lab.size(1, 50)):
-        for mode in ("append", "overwrite"):
-            for at, landed, rival, works in itertools.product(
-                ("table", "publish"), (True, False), (True, False), (True, False)
-            ):
-                _cell(lab, mode, at, landed=landed, rival=rival, works=works)
+    asked = [
+        (number, mode, at, landed, rival, works)
+        for number in range(lab.size(1, 50))
+        for mode in ("append", "overwrite")
+        for at, landed, rival, works in itertools.product(
+            ("table", "publish"), (True, False), (True, False), (True, False)
+        )
+    ]
+    lab.each(asked, lambda one: _cell(lab, *one))
 
 
-def _cell(lab: Lab, mode: str, at: str, *, landed: bool, rival: bool, works: bool) -> None:
+def _cell(
+    lab: Lab, number: int, mode: str, at: str, landed: bool, rival: bool, works: bool
+) -> None:
     name = (
-        f"{mode}-{at}-{'landed' if landed else 'lost'}"
+        f"{number}-{mode}-{at}-{'landed' if landed else 'lost'}"
         f"{'-rival' if rival else ''}-{'works' if works else 'dark'}"
     )
     case = lab.case(name).make()
@@ -71,7 +77,7 @@ def _cell(lab: Lab, mode: str, at: str, *, landed: bool, rival: bool, works: boo
     if outcome == AMBIGUOUS:
         told = dict(case.ledger().errors())["victim.1"]
         lab.expect(bool(told.get("publish_id")), "O9", f"{name}: no publish id: {told}")
-    case.finish()
+    case.finish(heads=not (at == "table" and rival))
 
 
 def _wanted(mode: str, at: str, landed: bool, rival: bool, works: bool) -> str:
@@ -158,14 +164,15 @@ def write_late(
             raise OSError(f"Commit result for version {manifest.version + 1} is unknown (injected)")
         return real(manifest, new_rows)
 
-    publisher._merge = hold
+    module: Any = publisher
+    module._merge = hold
     outcome = jobs.Writer(setup, graph, **options).write(tables)
-    jobs.faults_module.disarm()
-    publisher._merge = real
+    faults.disarm()
+    module._merge = real
     assert outcome == AMBIGUOUS, outcome
     if after_others:
         other = Setup(f"{setup.writer}other", setup.folder)
-        jobs.time.sleep(float(options["orphanGraceSeconds"]) + 0.1)
+        time.sleep(float(options["orphanGraceSeconds"]) + 0.1)
         jobs.Writer(other, graph, **options).write(dict.fromkeys(rows.THREE, 1))
     try:
         real(*held[0])
@@ -191,12 +198,12 @@ def expectations(lab: Lab) -> None:
             key = next(iter(expected))
             step: rivals.Step | None = None
             if change == "drop":
-                step = _Drop(case.graph, key)
+                step = _Drop(case.setup("dropper"), case.graph, key)
             elif change is not None:
                 step = rivals.Rival(setup=case.setup("rival"), graph=case.graph, tables={key: 2})
-            faults = {} if step is None else {point: step}
+            armed = {} if step is None else {point: step}
             options = {"expectedTableVersions": json.dumps(expected)}
-            outcome = case.write({rows.PERSON: 2}, faults=faults, options=options, writer="victim")
+            outcome = case.write({rows.PERSON: 2}, faults=armed, options=options, writer="victim")
             lab.expect(outcome == wanted, "18", f"{name} at {point}: {outcome}")
             if wanted == FAILED:
                 _told_versions(lab, case, key, name, point)
@@ -219,21 +226,24 @@ def _told_versions(lab: Lab, case: Case, key: str, name: str, point: str) -> Non
 class _Drop(rivals.Step):
     """Publishes a tombstone of a table."""
 
-    def __init__(self, graph: str, key: str) -> None:
+    def __init__(self, setup: Setup, graph: str, key: str) -> None:
         super().__init__()
-        self.graph, self.key = graph, key
+        self.setup, self.graph, self.key = setup, graph, key
 
     def act(self) -> None:
         from omnigraph_spark.history import commits
 
         storage = Storage.at(self.graph)
         version = load(storage).version(self.key)
+        pen = Pen(self.setup.ledger, self.setup.writer)
+        pen.begin("drop", oracle.drop_id(self.key, version), DROP, {self.key: 0})
         publish_id = new_ulid()
         done = publish(
             storage,
             Publish("main", publish_id, (TombstoneRow(self.key, version),), {self.key: version}),
         )
         commits.record_publish(storage, "main", publish_id, done.graph_version)
+        pen.acknowledge("drop", done.graph_version, 0)
 
 
 def stale_plans(lab: Lab) -> None:
@@ -294,22 +304,22 @@ def publish_alone(setup: Setup, graph: str, retries: int) -> list[Any]:
         attempts[0] += 1
         return real(manifest, new_rows)
 
-    publisher._merge = counted
-    hook = jobs.faults_module._hooks["publish.before_merge"]
-    hook_real = publisher._merge
+    module: Any = publisher
+    module._merge = counted
+    hook = faults._hooks["publish.before_merge"]
 
     def uncounted() -> None:
-        publisher._merge = real
+        module._merge = real
         try:
             hook()
         finally:
-            publisher._merge = hook_real
+            module._merge = counted
 
-    jobs.faults_module.arm("publish.before_merge", uncounted)
+    faults.arm("publish.before_merge", uncounted)
     from omnigraph_spark.manifest.rows import VersionRow
 
     row = VersionRow(rows.PERSON, entry.table_version, None, entry.row_count, entry.metadata)
-    began = jobs.time.monotonic()
+    began = time.monotonic()
     try:
         publish(
             storage,
@@ -322,7 +332,7 @@ def publish_alone(setup: Setup, graph: str, retries: int) -> list[Any]:
         outcome = type(error).__name__
     except OmnigraphError as error:
         outcome = str(error)
-    return [attempts[0], outcome, jobs.time.monotonic() - began]
+    return [attempts[0], outcome, time.monotonic() - began]
 
 
 # --- commit twice, abort -------------------------------------------------------------------------
@@ -338,18 +348,18 @@ def twice_and_abort(lab: Lab) -> None:
             jobs.plan_to_file, case.graph, tables, "append", plan, case.options, writer="driver"
         )
         case.run(jobs.stage_task, plan, token, tables, 0, message, writer="driver")
-        faults: dict[str, Any] = {}
+        armed: dict[str, Any] = {}
         if name == "unknown-abort":
-            faults = {
+            armed = {
                 "publish.landed": _Doubt(
                     rivals.Unanswered(dataset=f"{case.graph}/__manifest"), None, rivals.StoreGone()
                 )
             }
         if name == "failed-abort":
-            faults = {"commit.before_publish": "raise"}
+            armed = {"commit.before_publish": "raise"}
         if name != "task-abort":
             first = case.run(
-                jobs.commit_files, plan, token, [message], writer="driver", faults=faults
+                jobs.commit_files, plan, token, [message], writer="driver", faults=armed
             )
             wanted = {"unknown-abort": AMBIGUOUS, "failed-abort": FAILED}.get(name, ACKNOWLEDGED)
             lab.expect(first == wanted, "29", f"{name}: {first}")

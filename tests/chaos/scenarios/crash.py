@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from tests.chaos import jobs, rows
 from tests.chaos.lab import Case, Lab
@@ -47,6 +48,15 @@ def kill_matrix(lab: Lab) -> None:
             case.finish(trials=0)
 
 
+def kill_steps(lab: Lab, steps: Sequence[str]) -> None:
+    """Kill a writer of three tables at each point of some of the steps."""
+    case = lab.case("steps").make()
+    for step in steps:
+        for point in KILL_POINTS[step]:
+            _kill_at(case, step, point, "append")
+    case.finish()
+
+
 def _kill_at(case: Case, step: str, point: str, mode: str) -> None:
     lab = case.lab
     action = "kill"
@@ -59,6 +69,7 @@ def _kill_at(case: Case, step: str, point: str, mode: str) -> None:
     lab.expect(child.was_killed(), "fault", f"{step}: {point} did not kill")
     lab.report.trials += 1
     seen = case.ledger()
+    case.check_heads()
     verdict = case.next_write(rows.THREE)
     for check, texts in verdict.violations.items():
         for text in texts:

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from omnigraph_spark.history import crash_records
@@ -23,36 +25,38 @@ COUNTS = (1, 2, 5)
 
 def orphans(lab: Lab) -> None:
     """Unpublished versions of another program are never adopted: 24 cells."""
-    for _ in range(lab.size(1, 20)):
+    asked: list[Callable[[], None]] = []
+    for number in range(lab.size(1, 20)):
         for kind in KINDS:
             for count in COUNTS:
-                _orphan_before(lab, kind, count)
-                _orphan_between(lab, kind, count)
+                asked.append(partial(_orphan_before, lab, number, kind, count))
+                asked.append(partial(_orphan_between, lab, number, kind, count))
             for between in (False, True):
-                _orphan_with_record(lab, kind, between=between)
+                asked.append(partial(_orphan_with_record, lab, number, kind, between=between))
+    lab.each(asked, lambda cell: cell())
 
 
-def _orphan_before(lab: Lab, kind: str, count: int) -> None:
-    case = lab.case(f"before-{kind}-{count}").make()
+def _orphan_before(lab: Lab, number: int, kind: str, count: int) -> None:
+    case = lab.case(f"before-{number}-{kind}-{count}").make()
     case.run(rivals.make_orphan, case.graph, rows.PERSON, kind, count, writer="orphan")
     note(str(case.folder), "orphan.before")
     lab.report.armed["orphan.before"] += 1
     outcome = case.write({rows.PERSON: 3})
     lab.expect(outcome == ACKNOWLEDGED, "O10", f"{count} x {kind} before: the append {outcome}")
-    case.finish()
+    case.finish(heads=False)
 
 
-def _orphan_between(lab: Lab, kind: str, count: int) -> None:
-    case = lab.case(f"between-{kind}-{count}").make()
+def _orphan_between(lab: Lab, number: int, kind: str, count: int) -> None:
+    case = lab.case(f"between-{number}-{kind}-{count}").make()
     orphan = rivals.Orphan(setup=case.setup("orphan"), graph=case.graph, kind=kind, versions=count)
     outcome = case.write({rows.PERSON: 3}, faults={"table.sending": orphan})
     lab.expect(outcome == ACKNOWLEDGED, "O10", f"{count} x {kind} between: the append {outcome}")
-    case.finish()
+    case.finish(heads=False)
 
 
-def _orphan_with_record(lab: Lab, kind: str, *, between: bool) -> None:
+def _orphan_with_record(lab: Lab, number: int, kind: str, *, between: bool) -> None:
     """The engine left a record beside its orphan: refuse, and name the record."""
-    case = lab.case(f"record-{kind}-{between}").make()
+    case = lab.case(f"record-{number}-{kind}-{between}").make()
     case.run(rivals.make_orphan, case.graph, rows.PERSON, kind, 1, writer="orphan")
     path = f"{case.graph}/__recovery/{new_ulid()}.json"
     leave = rivals_record(path, case)
@@ -73,7 +77,7 @@ def _orphan_with_record(lab: Lab, kind: str, *, between: bool) -> None:
     )
     lab.expect(os.path.exists(path), "O8", f"{kind}: a foreign record was removed")
     os.remove(path)
-    case.finish()
+    case.finish(heads=False)
 
 
 class _Leave(rivals.Step):

@@ -1,0 +1,254 @@
+"""Planted bugs: each rule of the protocol left out, to show that the scenarios would notice.
+
+A mutation replaces functions of the product in every writer process of a scenario. The scenario must
+then find a violation; one that finds none has proved nothing about that rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omnigraph_spark.history import commits, crash_records
+from omnigraph_spark.manifest import migrations, publisher
+from omnigraph_spark.manifest.publisher import Published
+from omnigraph_spark.manifest.rows import PRIMARY_KEY_ANNOTATION, TableRow
+from omnigraph_spark.write import commit, field_map, heal, table_commit, table_head
+from tests.chaos.lab import Caught, Lab
+from tests.chaos.scenarios import ambiguity, crash, migration, orphans, tasks
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A rule that is left out, how, and the scenario that should notice."""
+
+    rule: str
+    plant: Callable[[], None]
+    scenario: Callable[[Lab], None]
+
+
+def _put(where: Any, **functions: Any) -> None:
+    """Replace functions of the product; one that isn't there any more is an error."""
+    for name, function in functions.items():
+        if not hasattr(where, name):
+            raise AttributeError(f"{where} has no {name}: the mutation is out of date")
+        setattr(where, name, function)
+
+
+def _no_field_map() -> None:
+    _put(field_map, check=lambda *_: None)
+
+
+def _no_contiguity() -> None:
+    _put(table_commit, _contiguous=lambda made, *_: made)
+
+
+def _no_guards() -> None:
+    real = publisher._rows
+
+    def without(snapshot: Any, request: Any) -> Any:
+        rows = real(snapshot, request)
+        return [r for r in rows if not (isinstance(r, TableRow) and r not in request.changes)]
+
+    _put(publisher, _rows=without)
+
+
+def _publish_first() -> None:
+    held: list[tuple[Any, ...]] = []
+    commit_table, publish = commit.commit_table, commit.publish
+
+    def later(round_: Any, target: Any, entry: Any, floor: int, staged: Any) -> Any:
+        held.append((round_, target, entry, floor, staged))
+        before = entry.table_version if entry else 0
+        kept = entry.row_count if entry and target.mode != "overwrite" else 0
+        added = sum(one.rows for one in staged)
+        return table_commit.Moved(
+            target.table_key, target.location, None, before, before + 1, kept + added, added, 0
+        )
+
+    def now(storage: Any, request: Any) -> Published:
+        done = publish(storage, request)
+        while held:
+            commit_table(*held.pop(0))
+        return done
+
+    _put(commit, commit_table=later, publish=now)
+    _put(commit, manifest_metadata=lambda *_: {})
+
+
+def _no_own_id() -> None:
+    _put(publisher, has_publish=lambda *_: False)
+    _put(commit, has_publish=lambda *_: False)
+
+
+def _delete_files() -> None:
+    real = commit._Write.run
+
+    def run(self: Any, heartbeat: Any) -> Any:
+        try:
+            return real(self, heartbeat)
+        except BaseException:
+            commit._delete_staged(self._plan, self._all_staged())
+            raise
+
+    _put(commit._Write, run=run)
+
+
+def _abort_deletes() -> None:
+    real = commit.abort
+    _put(commit, abort=lambda plan, staged, complete: real(plan, staged, complete=False))
+
+
+def _no_second_look() -> None:
+    real = table_head.settle
+
+    def settle(round_: Any, *where: Any) -> Any:
+        once = round_.fresh()
+        return real(replace(round_, fresh=lambda: once), *where)
+
+    _put(table_commit, settle=settle)
+    _put(heal, settle=settle)
+
+
+def _no_put_back() -> None:
+    _put(commit, quietly_put_back=lambda *_: None)
+    _put(commit, is_put_back=lambda *_: True)
+
+
+def _expect_once() -> None:
+    real = publisher._check_expected
+    checked: list[Any] = []
+
+    def once(snapshot: Any, expected: Any) -> None:
+        if expected not in checked:
+            checked.append(expected)
+            real(snapshot, expected)
+
+    _put(publisher, _check_expected=once)
+
+
+def _no_record() -> None:
+    _put(crash_records, write=lambda *_: None)
+
+
+def _adopt() -> None:
+    def at_head(
+        round_: Any, _key: str, location: str, table_branch: str | None, _pinned: int
+    ) -> Any:
+        return round_.storage.dataset(location, table_branch)
+
+    _put(table_commit, settle=at_head)
+
+
+def _no_skip_rows() -> None:
+    real = table_commit.Moved.rows
+    _put(table_commit.Moved, rows=lambda *args: real(*args)[:1])
+
+
+def _record_goes_first() -> None:
+    _put(
+        heal,
+        _resolve=lambda round_, record: crash_records.delete(round_.storage, record.publish_id),
+    )
+
+
+def _ignore_foreign() -> None:
+    _put(crash_records, refuse_foreign=lambda *_: None)
+
+
+def _no_txn() -> None:
+    _put(commit, check_txn=lambda *_: False)
+    _put(publisher, check_txn=lambda *_: False)
+
+
+def _annotate_blindly() -> None:
+    def steps(manifest: Any) -> None:
+        migrations.faults.point("migrate.before_annotation")
+        manifest.update_field_metadata({"object_id": {PRIMARY_KEY_ANNOTATION: "true"}})
+        migrations.faults.point("migrate.before_stamp")
+        manifest.update_schema_metadata({migrations._STAMP_KEY: "2"})
+        migrations.faults.point("migrate.after_stamp")
+
+    migrations._v1_to_v2 = steps
+
+
+def _any_stamp() -> None:
+    _put(migrations, stamp_of=lambda _: 2)
+
+
+def _leave_gaps() -> None:
+    _put(commits, publishes_between=lambda *_: [])
+
+
+def _no_rounds_check() -> None:
+    """The files of a write that somebody's recovery published aren't looked for, nor its own id."""
+    _no_own_id()
+    _put(commit._Write, _is_published_by_others=lambda *_: False)
+
+
+def _steps(*steps: str) -> Callable[[Lab], None]:
+    return lambda lab: crash.kill_steps(lab, steps)
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "no-field-map": Mutation("1", _no_field_map, tasks.schema_change),
+    "files-not-looked-for": Mutation("2", _no_rounds_check, ambiguity.cells),
+    "own-id-not-looked-for": Mutation("3", _no_own_id, ambiguity.cells),
+    "no-guards": Mutation("7", _no_guards, ambiguity.expectations),
+    "no-guards-at-publisher": Mutation("7", _no_guards, tasks.guards),
+    "no-skip-rows": Mutation("9", _no_skip_rows, tasks.late_engine),
+    "txn-not-looked-for": Mutation("10", _no_txn, tasks.same_batch),
+    "no-contiguity": Mutation("11", _no_contiguity, orphans.orphans),
+    "no-put-back": Mutation("12", _no_put_back, ambiguity.expectations),
+    "no-second-look": Mutation("14", _no_second_look, tasks.second_look),
+    "orphans-adopted": Mutation("12", _adopt, orphans.orphans),
+    "files-deleted": Mutation("19", _delete_files, ambiguity.twice_and_abort),
+    "abort-deletes": Mutation("19", _abort_deletes, ambiguity.twice_and_abort),
+    "publish-before-commit": Mutation("DESIGN 5", _publish_first, _steps("K9")),
+    "expected-outside-retry": Mutation("DESIGN 5", _expect_once, ambiguity.expectations),
+    "no-crash-record": Mutation("DESIGN 5", _no_record, _steps("K7")),
+    "record-without-roll-back": Mutation("24", _record_goes_first, tasks.dead_record),
+    "foreign-record-ignored": Mutation("24", _ignore_foreign, orphans.sidecars),
+    "annotation-set-blindly": Mutation("29", _annotate_blindly, migration.crashes),
+    "any-stamp": Mutation("seed 001", _any_stamp, migration.future_stamps),
+    "lineage-gaps-stay": Mutation("30", _leave_gaps, _steps("K10")),
+}
+
+
+def apply(name: str) -> None:
+    """Plant a bug in this process."""
+    MUTATIONS[name].plant()
+
+
+def caught(name: str, folder: Path, seed: int) -> str | None:
+    """Run the scenario of a planted bug; return what it found, None where it noticed nothing."""
+    lab = Lab(f"mutation-{name}", folder / name, seed, mutation=name)
+    try:
+        MUTATIONS[name].scenario(lab)
+    except Caught as found:
+        return str(found)
+    except RuntimeError as error:
+        return f"the scenario broke down: {str(error).strip().splitlines()[-1]}"
+    except AssertionError as error:
+        return f"the scenario broke down: {error}"
+    if lab.report.undelivered():
+        return f"faults not delivered: {lab.report.undelivered()}"
+    return None
+
+
+def score(folder: Path, seed: int, only: list[str] | None = None) -> int:
+    """Plant each bug in turn, print what noticed it, and return 0 where all were noticed."""
+    names = [name for name in MUTATIONS if not only or name in only]
+    noticed = 0
+    for name in names:
+        found = caught(name, folder, seed)
+        noticed += found is not None
+        rule = MUTATIONS[name].rule
+        print(
+            f"{name:26} {rule:9} {'caught' if found else 'NOT CAUGHT':10} {found or ''}"[:200],
+            flush=True,
+        )
+    print(f"mutation score: {noticed} of {len(names)}")
+    return 0 if noticed == len(names) else 1
