@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lance
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
@@ -231,7 +232,7 @@ def test_o10_sees_a_next_write_that_fails_is_slow_or_leaves_a_record(graph: Dama
 
 def test_every_row_tells_in_each_column_which_write_it_belongs_to() -> None:
     batch = rows.batch(rows.EDGE_SCHEMA, "w.1", 3)
-    table = rows.pa.Table.from_batches([batch])
+    table = pa.Table.from_batches([batch])
     assert rows.wrong_values(table) == 0
     swapped = table.set_column(1, "src", table["dst"])
     assert rows.wrong_values(swapped) == 3
