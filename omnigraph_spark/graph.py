@@ -13,6 +13,9 @@ from omnigraph_spark.storage import normalize_root
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
+    from omnigraph_spark.maintenance.check import Finding
+    from omnigraph_spark.maintenance.repair import Action
+    from omnigraph_spark.storage import Storage
     from omnigraph_spark.write.commit import Committed
 
 FORMAT = "omnigraph"
@@ -175,6 +178,37 @@ class OmniGraph:
             pinned = self.table(row.table_key, branch=branch, version=row.version)
             pinned.createOrReplaceTempView(names[row.table_key])
         return names
+
+    def check(self) -> list[Finding]:
+        """Return what dead writers, a move or damage left wrong with the graph; writes nothing.
+
+        An empty list is a sound graph. A writer that is at work right now shows too.
+
+        Raises:
+            GraphNotFoundError, StorageError: no graph is there, or the store failed.
+        """
+        from omnigraph_spark.maintenance.check import check
+
+        return check(self._store())
+
+    def repair(self, dry_run: bool = True, grace_seconds: float = 10.0) -> list[Action]:
+        """Repair what `check` found; with `dry_run` say what would be done and write nothing.
+
+        Nothing here is needed before the next write, but for a branch of a moved graph.
+
+        Raises:
+            UnsupportedManifestVersion, RecoveryPendingError: the graph can't be written.
+            CommitTimeoutError: live writers were at the same tables again and again.
+            GraphNotFoundError, StorageError: no graph is there, or the store failed.
+        """
+        from omnigraph_spark.maintenance.repair import repair
+
+        return repair(self._store(), dry_run, grace_seconds)
+
+    def _store(self) -> Storage:
+        from omnigraph_spark.storage import Storage
+
+        return Storage.at(self.uri, self.storage)
 
     def _reader(self, branch: str | None, version: int | str | None) -> DataFrameReader:
         reader = self.spark.read.format(FORMAT).options(**self._spark_storage())
