@@ -25,6 +25,9 @@ MAX_FUNCTION_LINES = 80
 KNOW_SPARK = {
     "omnigraph_spark",  # exports
     "arrow_types",
+    "branches.diff",
+    "branches.merge",
+    "branches.merge_rows",
     "catalog",
     "datasource",
     "ddl",
