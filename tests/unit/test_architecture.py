@@ -25,6 +25,7 @@ MAX_FUNCTION_LINES = 80
 KNOW_SPARK = {
     "omnigraph_spark",  # exports
     "arrow_types",
+    "branches.changes",
     "branches.diff",
     "branches.merge",
     "branches.merge_rows",
