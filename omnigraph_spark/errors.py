@@ -8,6 +8,8 @@ the stable part: `from_spark` turns such a text back into the typed error.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from omnigraph_spark.redaction import redact
@@ -167,6 +169,34 @@ class PublishOutcomeUnknown(OmnigraphError):
             ),
             publish_id=publish_id,
         )
+
+
+class MergeConflictError(OmnigraphError):
+    """Two branches changed the same rows in different ways; nothing was written.
+
+    Attributes: `conflicts` (counts by table key and kind) and `rows`, the DataFrame of the
+    conflicts, or None on an error that came back out of a Spark exception.
+    """
+
+    code = "MERGE_CONFLICT"
+    conflicts: Mapping[tuple[str, str], int] = MappingProxyType({})
+    rows: Any = None
+
+    def __init__(
+        self, source: str, into: str, conflicts: Mapping[tuple[str, str], int], rows: Any = None
+    ) -> None:
+        shown = [f"{n} {kind} in {key}" for (key, kind), n in sorted(conflicts.items())]
+        super().__init__(
+            f"{source} and {into} have changes that don't go together",
+            expected="no row that both changed in different ways, and no edge without its ends",
+            found=", ".join(shown[:20]),
+            hint=(
+                "Nothing was written. merge(…, dry_run=True).conflict_rows lists them;"
+                " resolution='ours' or 'theirs' decides rows that both changed"
+            ),
+            conflicts=dict(conflicts),
+        )
+        self.rows = rows
 
 
 class CorruptManifestError(OmnigraphError):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from omnigraph_spark import layout, options
+from omnigraph_spark.branches.ref_methods import RefMethods
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.storage import normalize_root
 
@@ -27,19 +28,13 @@ def register(spark: SparkSession) -> None:
     Needed only where the package isn't installed as Spark expects it (FACTS 9). Changes no setting:
     Spark's filter push-down for Python sources is on its own not safe (docs/push_down.md).
     """
-    from pyspark.errors import AnalysisException
-
     from omnigraph_spark.datasource import OmnigraphDataSource
 
-    try:
-        spark.dataSource.register(OmnigraphDataSource)
-    except AnalysisException as error:  # Spark 4.0, where it has found the source by itself
-        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
-            raise
+    spark.dataSource.register(OmnigraphDataSource)
 
 
 @dataclass(frozen=True)
-class OmniGraph:
+class OmniGraph(RefMethods):
     """A graph at a path, as a Spark session sees it. Holds no connection and no snapshot.
 
     `storage` are storage options by Lance's keys (`aws_endpoint`), kept out of `repr`.
@@ -72,6 +67,7 @@ class OmniGraph:
         columns: list[str] | None = None,
         branch: str | None = None,
         version: int | str | None = None,
+        metadata_columns: list[str] | None = None,
     ) -> DataFrame:
         """Return one table as a frame: `node:Person`, `edge:Knows`, or a bare name that fits one.
 
@@ -84,6 +80,8 @@ class OmniGraph:
         reader = self._reader(branch, version).option("table", name)
         if columns is not None:
             reader = reader.option("columns", ",".join(columns))
+        if metadata_columns is not None:
+            reader = reader.option("metadataColumns", ",".join(metadata_columns))
         return reader.load(self.uri)
 
     def graph(self, *, branch: str | None = None, version: int | str | None = None) -> DataFrame:
@@ -149,11 +147,17 @@ class OmniGraph:
         )
         by_key = {frame_plan.key_among(plan, name): frame for name, frame in frames.items()}
 
+        return bulk.write_all(plan, self.stager(by_key))
+
+    def stager(self, frames: Mapping[str, DataFrame]) -> Callable[[str, str], None]:
+        """Return what stages one table of a bulk write: an ordinary Spark write of its frame."""
+        from omnigraph_spark.write import bulk
+
         def stage_table(key: str, text: str) -> None:
-            writer = by_key[key].write.format(FORMAT).mode("append")
+            writer = frames[key].write.format(FORMAT).mode("append")
             writer.options(**self._spark_storage()).option(bulk.STAGE_OPTION, text).save(self.uri)
 
-        return bulk.write_all(plan, stage_table)
+        return stage_table
 
     def create_views(
         self,

@@ -109,6 +109,21 @@ def _tags(main: LanceDataset) -> list[Tag]:
     ]
 
 
+def branch_named(storage: Storage, name: str) -> str:
+    """Return the name of a branch that is there.
+
+    Raises:
+        BranchNotFoundError: it isn't; what exists is listed.
+        GraphNotFoundError, StorageError: as the names say.
+    """
+    names = [branch.name for branch in list_branches(storage)]
+    if name not in names:
+        raise BranchNotFoundError(
+            f"The graph has no branch {name[:80]!r}", expected=", ".join(names[: 2 * _SHOWN])
+        )
+    return name
+
+
 def all_locations(storage: Storage, *snapshots: snapshot.Snapshot) -> list[str]:
     """Return the places of all tables that any branch, or one of the snapshots, knows.
 

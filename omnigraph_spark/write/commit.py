@@ -270,13 +270,13 @@ class _Write:
             ours["actor"] = plan.actor
         if plan.unchecked:
             ours["unchecked"] = True
+        if plan.merged_parent is not None:
+            ours["merged_parent"] = plan.merged_parent
         changes: list[ManifestRow] = []
         for one in moved:
             if one.table_key not in snapshot.locations:
                 changes.append(TableRow(one.table_key, one.location))
             changes += one.rows(manifest_metadata(self._round, one), ours)
-        if plan.merged_parent is not None:
-            ours["merged_parent"] = plan.merged_parent
         for key in plan.dropped:
             changes.append(TombstoneRow(key, snapshot.floors[key], {OURS: ours}))
         guards = self._guards(snapshot)

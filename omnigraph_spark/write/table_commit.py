@@ -246,10 +246,7 @@ def _restore(
     if entry is not None:
         head = settle(round_, *place, entry.table_version)
         return restore(strip(head), target.restore_to, round_.publish_id)
-    made = restore(settle_absent(round_, *place, floor), target.restore_to, round_.publish_id)
-    while made.version <= floor:
-        made = restore(made, target.restore_to, round_.publish_id)
-    return made
+    return restore(settle_absent(round_, *place, floor), target.restore_to, round_.publish_id)
 
 
 def _contiguous(made: LanceDataset, before: int, publish_id: str) -> LanceDataset:

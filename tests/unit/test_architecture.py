@@ -25,6 +25,10 @@ MAX_FUNCTION_LINES = 80
 KNOW_SPARK = {
     "omnigraph_spark",  # exports
     "arrow_types",
+    "branches.changes",
+    "branches.diff",
+    "branches.merge",
+    "branches.merge_rows",
     "catalog",
     "datasource",
     "ddl",

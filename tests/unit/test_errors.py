@@ -11,6 +11,7 @@ from omnigraph_spark import errors, lance_errors
 from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
     IntegrityError,
+    MergeConflictError,
     OmnigraphError,
     OptionError,
     PublishOutcomeUnknown,
@@ -32,6 +33,8 @@ def made(kind: type[OmnigraphError]) -> OmnigraphError:
         return kind("node:Person", 3, 4)
     if issubclass(kind, PublishOutcomeUnknown):
         return kind("01A", "the store went dark")
+    if issubclass(kind, MergeConflictError):
+        return kind("dev", "main", {("node:Person", "DivergentUpdate"): 3})
     return kind("It failed.", expected="one", found="other", hint="Do that.", rule="r")
 
 
