@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import time
@@ -94,9 +93,12 @@ class Lab:
 
     def each(self, asked: Sequence[_T], function: Callable[[_T], None], together: int = 3) -> None:
         """Call `function` with each, several at a time: most of a case is waiting."""
-        with ThreadPoolExecutor(together) as pool:
+        pool = ThreadPoolExecutor(together)
+        try:
             for done in [pool.submit(function, one) for one in asked]:
                 done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def expect(self, holds: bool, check: str, text: str) -> None:
         """Count a violation of a check unless `holds`."""
@@ -117,6 +119,8 @@ class Case:
         self.graph = str(folder / "graph")
         self.options = dict(options)
         self.children: list[Child] = []
+        self.label = folder.name
+        self.random = random.Random(f"{lab.report.seed}/{lab.name}/{folder.name}")
         self._untouched: dict[str, str] = {}
         self._numbers = 0
 
@@ -210,6 +214,10 @@ class Case:
         self.close(trials)
         return found
 
+    def look_at_next_write(self, tables: tuple[str, ...]) -> None:
+        """Do the next write (O10) and count what is wrong with it."""
+        self._count(self.next_write(tables))
+
     def next_write(self, tables: tuple[str, ...]) -> oracle.Verdict:
         """Write to the tables as the next user would, twice: the second finds old records."""
         verdict = oracle.Verdict()
@@ -218,8 +226,7 @@ class Case:
         began = time.monotonic()
         self.write(dict.fromkeys(tables, 2), writer=name)
         seconds = time.monotonic() - began
-        records = Path(self.graph) / "__recovery"
-        if records.is_dir() and os.listdir(records):
+        if oracle.records(self.graph):
             time.sleep(self.grace + 0.05)
             self.write(dict.fromkeys(tables, 1), writer=f"{name}b")
         write = self.ledger().writes.get(f"{name}.1")
@@ -236,6 +243,6 @@ class Case:
     def _count(self, verdict: oracle.Verdict) -> None:
         for check, texts in verdict.violations.items():
             for text in texts:
-                self.lab.report.add(check, f"{self.folder.name}: {text}")
+                self.lab.report.add(check, f"{self.label}: {text}")
         self.lab.report.versions += verdict.versions
         self.lab.report.publishes += verdict.publishes

@@ -15,7 +15,7 @@ from omnigraph_spark.history import commits, crash_records
 from omnigraph_spark.manifest import migrations, publisher
 from omnigraph_spark.manifest.publisher import Published
 from omnigraph_spark.manifest.rows import PRIMARY_KEY_ANNOTATION, TableRow
-from omnigraph_spark.write import commit, field_map, heal, table_commit, table_head
+from omnigraph_spark.write import commit, field_map, heal, staged_files, table_commit, table_head
 from tests.chaos.lab import Caught, Lab
 from tests.chaos.scenarios import ambiguity, crash, migration, orphans, tasks
 
@@ -90,7 +90,7 @@ def _delete_files() -> None:
         try:
             return real(self, heartbeat)
         except BaseException:
-            commit._delete_staged(self._plan, self._all_staged())
+            staged_files.delete(self._plan, self._all_staged())
             raise
 
     _put(commit._Write, run=run)
@@ -185,7 +185,7 @@ def _leave_gaps() -> None:
 def _no_rounds_check() -> None:
     """The files of a write that somebody's recovery published aren't looked for, nor its own id."""
     _no_own_id()
-    _put(commit._Write, _is_published_by_others=lambda *_: False)
+    _put(staged_files, are_published=lambda *_: False)
 
 
 def _steps(*steps: str) -> Callable[[Lab], None]:
@@ -229,12 +229,6 @@ def caught(name: str, folder: Path, seed: int) -> str | None:
         MUTATIONS[name].scenario(lab)
     except Caught as found:
         return str(found)
-    except RuntimeError as error:
-        return f"the scenario broke down: {str(error).strip().splitlines()[-1]}"
-    except AssertionError as error:
-        return f"the scenario broke down: {error}"
-    if lab.report.undelivered():
-        return f"faults not delivered: {lab.report.undelivered()}"
     return None
 
 
@@ -243,7 +237,12 @@ def score(folder: Path, seed: int, only: list[str] | None = None) -> int:
     names = [name for name in MUTATIONS if not only or name in only]
     noticed = 0
     for name in names:
-        found = caught(name, folder, seed)
+        try:
+            found = caught(name, folder, seed)
+        except (RuntimeError, AssertionError) as error:
+            # A scenario that breaks down has noticed nothing: the mutation may be out of date.
+            print(f"{name}: {error}")
+            found = None
         noticed += found is not None
         rule = MUTATIONS[name].rule
         print(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ def main(asked: dict[str, Any]) -> None:
     """Write what was asked for, once."""
     from tests.support import sparks
 
-    spark = sparks.new_session(asked["master"], asked["folder"], asked["conf"])
+    spark = sparks.new_session(asked["master"], asked["folder"])
     pen = Pen(f"{asked['folder']}/ledger", asked["writer"])
     token = pen.next_token()
     frame = _frame(spark, token, asked)
@@ -59,30 +59,31 @@ def _frame(spark: SparkSession, token: str, asked: dict[str, Any]) -> DataFrame:
     frames = {}
     for key, count in asked["tables"].items():
         stored = rows.NODE_SCHEMA if key.startswith("node:") else rows.EDGE_SCHEMA
-        numbers = spark.range(0, count, 1, asked["partitions"])
-        frames[key] = numbers.mapInArrow(
-            _maker(stored, token, asked["slow"]), SCHEMAS[key.partition(":")[0]]
-        )
+        numbers = spark.sparkContext.parallelize(range(count), asked["partitions"])
+        made = numbers.map(_maker(stored, token))
+        frames[key] = spark.createDataFrame(made, SCHEMAS[key.partition(":")[0]])
     return pack(frames)
 
 
-def _maker(stored: pa.Schema, token: str, slow: float) -> Any:
-    """Return a function that makes rows out of their numbers, one partition slowly at first."""
+def _maker(stored: pa.Schema, token: str) -> Callable[[int], tuple[Any, ...]]:
+    """Return a function that makes a row out of its number."""
 
-    def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        first_try = context is not None and context.attemptNumber() == 0
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                if slow and first_try and number == 0:
-                    time.sleep(slow)
-                made = rows.batch(stored, token, 1, number)
-                plain = pa.schema([pa.field(f.name, f.type) for f in stored])
-                yield pa.RecordBatch.from_arrays(made.columns, schema=plain)
+    def make(number: int) -> tuple[Any, ...]:
+        row = rows.batch(stored, token, 1, number).to_pylist()[0]
+        return tuple(row[name] for name in stored.names)
 
     return make
+
+
+def fail_first_attempts() -> None:
+    """Fail a task's first two attempts; armed at a fault point by `run:…`."""
+    from pyspark import TaskContext
+
+    from omnigraph_spark.errors import StorageError
+
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber() < 2:
+        raise StorageError("Injected failure of a task", hint="It is tried again")
 
 
 if __name__ == "__main__":

@@ -137,17 +137,18 @@ def _missing(plan: WritePlan, staged: list[Any]) -> int:
 
 def late_arrival(lab: Lab) -> None:
     """A publish that was given up as unknown lands later: before or after others have healed."""
-    for number in range(lab.size(5, 50)):
-        for after_others in (False, True):
-            case = lab.case(f"late-{number}-{after_others}").make()
-            tables = {rows.PERSON: 3, rows.KNOWS: 3}
-            landed = case.run(write_late, case.graph, tables, case.options, after_others)
-            lab.expect(
-                landed is (not after_others),
-                "26",
-                f"after others: {after_others}, landed: {landed}",
-            )
-            case.finish()
+    asked = [(number, after) for number in range(lab.size(5, 50)) for after in (False, True)]
+    lab.each(asked, lambda one: _late(lab, *one))
+
+
+def _late(lab: Lab, number: int, after_others: bool) -> None:
+    case = lab.case(f"late-{number}-{after_others}").make()
+    tables = {rows.PERSON: 3, rows.KNOWS: 3}
+    landed = case.run(write_late, case.graph, tables, case.options, after_others)
+    lab.expect(
+        landed is (not after_others), "26", f"after others: {after_others}, landed: {landed}"
+    )
+    case.finish()
 
 
 def write_late(
@@ -186,29 +187,40 @@ def write_late(
 
 def expectations(lab: Lab) -> None:
     """`expectedTableVersions` of a table that is only read: touched, untouched, unknown, dropped."""
-    for name, expected, change, wanted in (
-        ("touched", {rows.COMPANY: 1}, "write", FAILED),
-        ("untouched", {rows.COMPANY: 1}, None, ACKNOWLEDGED),
-        ("unknown", {"node:Later": 0}, None, ACKNOWLEDGED),
-        ("unknown-made", {"node:Later": 0}, "make", FAILED),
-        ("dropped", {rows.COMPANY: 1}, "drop", FAILED),
-    ):
-        for point in ("commit.before_table", "publish.before_merge"):
-            case = lab.case(f"expected-{name}-{point}").make()
-            key = next(iter(expected))
-            step: rivals.Step | None = None
-            if change == "drop":
-                step = _Drop(case.setup("dropper"), case.graph, key)
-            elif change is not None:
-                step = rivals.Rival(setup=case.setup("rival"), graph=case.graph, tables={key: 2})
-            armed = {} if step is None else {point: step}
-            options = {"expectedTableVersions": json.dumps(expected)}
-            outcome = case.write({rows.PERSON: 2}, faults=armed, options=options, writer="victim")
-            lab.expect(outcome == wanted, "18", f"{name} at {point}: {outcome}")
-            if wanted == FAILED:
-                _told_versions(lab, case, key, name, point)
-            tables = (rows.KNOWS, rows.PERSON) if name == "dropped" else rows.THREE
-            case.finish(tables)
+    asked = [
+        (name, expected, change, wanted, point)
+        for name, expected, change, wanted in (
+            ("touched", {rows.COMPANY: 1}, "write", FAILED),
+            ("untouched", {rows.COMPANY: 1}, None, ACKNOWLEDGED),
+            ("unknown", {"node:Later": 0}, None, ACKNOWLEDGED),
+            ("unknown-made", {"node:Later": 0}, "make", FAILED),
+            ("dropped", {rows.COMPANY: 1}, "drop", FAILED),
+        )
+        for point in ("commit.before_table", "publish.before_merge")
+    ]
+    lab.each(asked, lambda one: _expectation(lab, *one))
+
+
+def _expectation(
+    lab: Lab, name: str, expected: dict[str, int], change: str | None, wanted: str, point: str
+) -> None:
+    case = lab.case(f"expected-{name}-{point}").make()
+    key = next(iter(expected))
+    step: rivals.Step | None = None
+    if change == "drop":
+        step = _Drop(case.setup("dropper"), case.graph, key)
+    elif change is not None:
+        step = rivals.Rival(setup=case.setup("rival"), graph=case.graph, tables={key: 2})
+    outcome = case.write(
+        {rows.PERSON: 2},
+        faults={} if step is None else {point: step},
+        options={"expectedTableVersions": json.dumps(expected)},
+        writer="victim",
+    )
+    lab.expect(outcome == wanted, "18", f"{name} at {point}: {outcome}")
+    if wanted == FAILED:
+        _told_versions(lab, case, key, name, point)
+    case.finish((rows.KNOWS, rows.PERSON) if name == "dropped" else rows.THREE)
 
 
 def _told_versions(lab: Lab, case: Case, key: str, name: str, point: str) -> None:
@@ -248,22 +260,29 @@ class _Drop(rivals.Step):
 
 def stale_plans(lab: Lab) -> None:
     """A rival publishes between plan and commit: an overwrite is refused, an append lands."""
-    for mode, wanted in (("overwrite", FAILED), ("append", ACKNOWLEDGED)):
-        for tables in ({rows.PERSON: 3}, dict.fromkeys(rows.THREE, 3)):
-            case = lab.case(f"stale-{mode}-{len(tables)}").make()
-            plan, message = str(case.folder / "plan"), str(case.folder / "message")
-            token = case.run(
-                jobs.plan_to_file, case.graph, tables, mode, plan, case.options, writer="driver"
-            )
-            case.write({rows.PERSON: 2}, writer="rival")
-            case.run(jobs.stage_task, plan, token, tables, 0, message, writer="driver")
-            outcome = case.run(jobs.commit_files, plan, token, [message], writer="driver")
-            lab.expect(outcome == wanted, "23", f"{mode}: {outcome}")
-            if wanted == FAILED:
-                told = dict(case.ledger().errors())[token]
-                right = (told.get("expected"), told.get("actual")) == (1, 2)
-                lab.expect(right, "23", f"{mode}: both versions should be told: {told}")
-            case.finish()
+    asked = [
+        (mode, wanted, tables)
+        for mode, wanted in (("overwrite", FAILED), ("append", ACKNOWLEDGED))
+        for tables in ({rows.PERSON: 3}, dict.fromkeys(rows.THREE, 3))
+    ]
+    lab.each(asked, lambda one: _stale_plan(lab, *one))
+
+
+def _stale_plan(lab: Lab, mode: str, wanted: str, tables: dict[str, int]) -> None:
+    case = lab.case(f"stale-{mode}-{len(tables)}").make()
+    plan, message = str(case.folder / "plan"), str(case.folder / "message")
+    token = case.run(
+        jobs.plan_to_file, case.graph, tables, mode, plan, case.options, writer="driver"
+    )
+    case.write({rows.PERSON: 2}, writer="rival")
+    case.run(jobs.stage_task, plan, token, tables, 0, message, writer="driver")
+    outcome = case.run(jobs.commit_files, plan, token, [message], writer="driver")
+    lab.expect(outcome == wanted, "23", f"{mode}: {outcome}")
+    if wanted == FAILED:
+        told = dict(case.ledger().errors())[token]
+        right = (told.get("expected"), told.get("actual")) == (1, 2)
+        lab.expect(right, "23", f"{mode}: both versions should be told: {told}")
+    case.finish()
 
 
 def budget(lab: Lab) -> None:
@@ -340,35 +359,37 @@ def publish_alone(setup: Setup, graph: str, retries: int) -> list[Any]:
 
 def twice_and_abort(lab: Lab) -> None:
     """`commit` again after it worked, `abort` after every kind of outcome: nothing is lost."""
+    asked = ("commit-commit", "commit-abort", "unknown-abort", "failed-abort", "task-abort")
+    lab.each(asked, lambda name: _twice(lab, name))
+
+
+def _twice(lab: Lab, name: str) -> None:
     tables = dict.fromkeys(rows.THREE, 3)
-    for name in ("commit-commit", "commit-abort", "unknown-abort", "failed-abort", "task-abort"):
-        case = lab.case(f"twice-{name}").make()
-        plan, message = str(case.folder / "plan"), str(case.folder / "message")
-        token = case.run(
-            jobs.plan_to_file, case.graph, tables, "append", plan, case.options, writer="driver"
-        )
-        case.run(jobs.stage_task, plan, token, tables, 0, message, writer="driver")
-        armed: dict[str, Any] = {}
-        if name == "unknown-abort":
-            armed = {
-                "publish.landed": _Doubt(
-                    rivals.Unanswered(dataset=f"{case.graph}/__manifest"), None, rivals.StoreGone()
-                )
-            }
-        if name == "failed-abort":
-            armed = {"commit.before_publish": "raise"}
-        if name != "task-abort":
-            first = case.run(
-                jobs.commit_files, plan, token, [message], writer="driver", faults=armed
+    case = lab.case(f"twice-{name}").make()
+    plan, message = str(case.folder / "plan"), str(case.folder / "message")
+    token = case.run(
+        jobs.plan_to_file, case.graph, tables, "append", plan, case.options, writer="driver"
+    )
+    case.run(jobs.stage_task, plan, token, tables, 0, message, writer="driver")
+    armed: dict[str, Any] = {}
+    if name == "unknown-abort":
+        armed = {
+            "publish.landed": _Doubt(
+                rivals.Unanswered(dataset=f"{case.graph}/__manifest"), None, rivals.StoreGone()
             )
-            wanted = {"unknown-abort": AMBIGUOUS, "failed-abort": FAILED}.get(name, ACKNOWLEDGED)
-            lab.expect(first == wanted, "29", f"{name}: {first}")
-        if name == "commit-commit":
-            again = case.run(jobs.commit_files, plan, token, [message], writer="driver")
-            lab.expect(again == ACKNOWLEDGED, "29", f"the second commit {again}")
-        else:
-            case.run(jobs.abort_files, plan, [message], name != "task-abort", writer="driver")
-        loaded: WritePlan = pickle.loads(Path(plan).read_bytes())
-        missing = _missing(loaded, jobs.staged_of([message]))
-        lab.expect((missing > 0) == (name == "task-abort"), "29", f"{name}: {missing} files gone")
-        case.finish()
+        }
+    if name == "failed-abort":
+        armed = {"commit.before_publish": "raise"}
+    if name != "task-abort":
+        first = case.run(jobs.commit_files, plan, token, [message], writer="driver", faults=armed)
+        wanted = {"unknown-abort": AMBIGUOUS, "failed-abort": FAILED}.get(name, ACKNOWLEDGED)
+        lab.expect(first == wanted, "29", f"{name}: {first}")
+    if name == "commit-commit":
+        again = case.run(jobs.commit_files, plan, token, [message], writer="driver")
+        lab.expect(again == ACKNOWLEDGED, "29", f"the second commit {again}")
+    else:
+        case.run(jobs.abort_files, plan, [message], name != "task-abort", writer="driver")
+    loaded: WritePlan = pickle.loads(Path(plan).read_bytes())
+    missing = _missing(loaded, jobs.staged_of([message]))
+    lab.expect((missing > 0) == (name == "task-abort"), "29", f"{name}: {missing} files gone")
+    case.finish()

@@ -131,26 +131,30 @@ def sidecars(lab: Lab) -> None:
         "foreign-name": ("..notes of mine.txt", "hello"),
         "own-key-version-99": (f"{name}.json", json.dumps(own)),
     }
-    for cell, (file, text) in cells.items():
-        case = lab.case(f"sidecar-{cell}").make()
-        path = Path(case.graph) / "__recovery" / file
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        lab.report.armed[f"sidecar.{cell}"] += 1
-        note(str(case.folder), f"sidecar.{cell}")
-        before = load(Storage.at(case.graph))
-        outcome = case.write(dict.fromkeys(rows.THREE, 2), writer="refused")
-        told = dict(case.ledger().errors()).get("refused.1", {})
-        lab.expect(outcome == FAILED, "O2", f"{cell}: the write {outcome}")
-        lab.expect(
-            told.get("type") == "RecoveryPendingError" and file in str(told.get("text")),
-            "O9",
-            f"{cell}: {told}",
-        )
-        lab.expect(path.read_text(encoding="utf-8") == text, "O8", f"{cell}: the file changed")
-        lab.expect(load(Storage.at(case.graph)) == before, "O8", f"{cell}: a read saw a change")
-        path.unlink()
-        case.finish()
+    asked = [(cell, *file_and_text) for cell, file_and_text in cells.items()]
+    lab.each(asked, lambda one: _sidecar(lab, *one))
+
+
+def _sidecar(lab: Lab, cell: str, file: str, text: str) -> None:
+    case = lab.case(f"sidecar-{cell}").make()
+    path = Path(case.graph) / "__recovery" / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    lab.report.armed[f"sidecar.{cell}"] += 1
+    note(str(case.folder), f"sidecar.{cell}")
+    before = load(Storage.at(case.graph))
+    outcome = case.write(dict.fromkeys(rows.THREE, 2), writer="refused")
+    told = dict(case.ledger().errors()).get("refused.1", {})
+    lab.expect(outcome == FAILED, "O2", f"{cell}: the write {outcome}")
+    lab.expect(
+        told.get("type") == "RecoveryPendingError" and file in str(told.get("text")),
+        "O9",
+        f"{cell}: {told}",
+    )
+    lab.expect(path.read_text(encoding="utf-8") == text, "O8", f"{cell}: the file changed")
+    lab.expect(load(Storage.at(case.graph)) == before, "O8", f"{cell}: a read saw a change")
+    path.unlink()
+    case.finish()
 
 
 POINTS = (
