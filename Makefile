@@ -4,6 +4,8 @@ PYTHON ?= python3
 FLOORS = pyspark==4.0.2 pylance==14.0.2 pyarrow==25.0.1 obstore==0.11.1
 VENV = .venv
 VENV_40 = .venv-4.0
+# Test files are shared out between two processes, each with a Spark of its own (ARGS=-n0: one).
+PYTEST = -m pytest -n 2 --dist loadfile
 export SPARK_LOCAL_IP = 127.0.0.1
 
 # Spark finds the source by itself only in the Python that PYSPARK_PYTHON names.
@@ -21,10 +23,10 @@ demo: $(VENV)/.ready  ## read, copy and extend a real graph, and show it
 
 test: $(VENV)/.ready  ## all tests on the newest PySpark 4
 	$(call in_venv,$(VENV)) -m pytest tests/interop --spark-master 'local-cluster[2,1,1024]' $(ARGS)
-	$(call in_venv,$(VENV)) -m pytest $(ARGS)
+	$(call in_venv,$(VENV)) $(PYTEST) $(ARGS)
 
 test-floors: $(VENV_40)/.ready  ## all that touches PySpark, on 4.0 and the other oldest versions
-	$(call in_venv,$(VENV_40)) -m pytest tests/contract tests/interop tests/s3 tests/spark tests/unit $(ARGS)
+	$(call in_venv,$(VENV_40)) $(PYTEST) tests/contract tests/interop tests/s3 tests/spark tests/unit $(ARGS)
 
 test-all:  ## both
 	$(MAKE) test

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support import s3, sparks
 from tests.support.stores import Store
@@ -27,7 +29,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # One file per process that runs tests: a worker of pytest-xdist inherits its parent's setting.
+    os.environ["OMNIGRAPH_SPARK_FAULTS"] = f"file:{sparks.FAULTS}"
     sparks.prepare_environment()
+    # How long a busy machine takes to draw an example says nothing about the code.
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
