@@ -21,6 +21,7 @@ from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.options import ReadOptions
 from omnigraph_spark.read import filters, plan, user_filter
+from omnigraph_spark.read.batch_size import BATCH_BYTES, batch_rows
 from omnigraph_spark.read.frame_schema import FrameColumns
 from omnigraph_spark.read.open_datasets import opened
 from omnigraph_spark.storage import Storage
@@ -28,9 +29,6 @@ from omnigraph_spark.storage import Storage
 if TYPE_CHECKING:
     from lance import LanceDataset, LanceFragment
     from pyspark.sql.types import StructType
-
-BATCH_BYTES = 8 << 20
-"""Bytes of a batch, about, where `batchSize` isn't given."""
 
 
 class OmnigraphInputPartition(InputPartition):
@@ -158,13 +156,14 @@ class OmnigraphReader(DataSourceReader):
                 first = scan.fragments[0] << 32
                 where = _both(where, f"_rowaddr >= {first + start} AND _rowaddr < {first + end}")
         rows = self._options.batch_size
+        fragments = _fragments(dataset, scan)
         return dataset.scanner(
             columns=names or ["_rowid"],
             filter=where,
-            fragments=_fragments(dataset, scan),
+            fragments=fragments,
             offset=offset,
             limit=limit,
-            batch_size=rows,
+            batch_size=rows or batch_rows(fragments, dataset.schema, names),
             batch_size_bytes=BATCH_BYTES if rows is None else None,
             **scan_options(dataset.schema),
         )

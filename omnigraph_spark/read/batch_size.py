@@ -1,0 +1,54 @@
+"""How many rows make a batch of a scan, so that its size in bytes stays bounded.
+
+Lance's own limit in bytes bounds the batches that it gives, not what it decodes at a time: 64 rows
+of 8 MB took 1.7 GB with that limit alone, and 0.8 GB with rows limited as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from omnigraph_spark.engine_types import is_blob
+
+if TYPE_CHECKING:
+    from lance import LanceFragment
+
+BATCH_BYTES = 8 << 20
+"""Bytes of a batch, about, where `batchSize` isn't given."""
+_MOST_ROWS = 32_768
+_BLOB_ROWS = 16
+"""Blobs are no part of the data files, so that nothing tells their size before they are read."""
+
+
+def batch_rows(fragments: Sequence[LanceFragment], stored: pa.Schema, names: Sequence[str]) -> int:
+    """Return the rows of a batch of about `BATCH_BYTES`; on an executor, once per scan.
+
+    Columns of fixed width count as what they are, the others together as what they can take of the
+    files (in bytes as stored, compressed).
+    """
+    chosen = [field for field in stored if field.name in set(names)]
+    if any(is_blob(field) for field in chosen):
+        return _BLOB_ROWS
+    wide = sum(_fixed_bytes(field.type) or 0.0 for field in chosen)
+    if any(_fixed_bytes(field.type) is None for field in chosen):
+        metadata = [fragment.metadata for fragment in fragments]
+        size = sum(file.file_size_bytes or 0 for one in metadata for file in one.files)
+        rows = max(sum(one.physical_rows for one in metadata), 1)
+        others = sum(_fixed_bytes(field.type) or 0.0 for field in stored)
+        # Compressed, so a column that is left out can hide what a chosen one takes: half at least.
+        wide += max(size / rows - others, size / rows / 2)
+    return int(min(max(BATCH_BYTES / max(wide, 1.0), 1), _MOST_ROWS))
+
+
+def _fixed_bytes(kind: pa.DataType) -> float | None:
+    """Return the bytes of a value of a type of fixed width, None for the others."""
+    if pa.types.is_fixed_size_list(kind):
+        inner = _fixed_bytes(kind.value_type)
+        return None if inner is None else inner * int(kind.list_size)
+    try:
+        return int(kind.bit_width) / 8
+    except ValueError:
+        return None
