@@ -36,6 +36,7 @@ KNOW_SPARK = {
     "frames",
     "graph",
     "loading",
+    "maintenance.spark_tasks",
     "read.frame_schema",
     "read.metadata_reader",
     "read.reader",
