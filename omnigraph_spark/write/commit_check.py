@@ -70,7 +70,13 @@ class CommitCheck:
                 snapshot=snapshot,
                 schema=schema.with_types(plan.new_types),
                 writes=tuple(
-                    TableWrite(key, _replaces(plan), self._files[key], plan.targets[key].schema)
+                    TableWrite(
+                        key,
+                        _replaces(plan),
+                        self._files[key],
+                        plan.targets[key].schema,
+                        key in plan.integrity.made_ids,
+                    )
                     for key in touched
                 ),
                 strict=plan.integrity.level == STRICT,

@@ -395,7 +395,6 @@ def test_rows_that_an_earlier_round_saw_and_a_restore_brought_back_are_looked_at
         if (act := next(rivals, None)) is not None:
             act()
 
-    faults.arm("commit.before_publish", lambda: None)
     plan = planned(graph, [PERSON], integrity="keys")
     files = staged(plan, {PERSON: [{"id": "x"}]})
     from omnigraph_spark.write.commit import commit
