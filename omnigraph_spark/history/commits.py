@@ -306,7 +306,7 @@ def complete(storage: Storage, branch: str, version: int) -> list[Commit]:
 
 def _filled(storage: Storage, branch: str, version: int, known: list[Commit]) -> list[Commit]:
     fork = fork_of(storage, branch)
-    line = [] if fork is None else _filled(storage, fork.parent, fork.version, known)
+    line = [] if fork is None else _filled(storage, fork.parent, min(fork.version, version), known)
     own = [c for c in known if c.branch == branch and c.manifest_version <= version]
     after = own[-1].manifest_version if own else fork.version if fork else 0
     line += own

@@ -25,7 +25,6 @@ MAX_FUNCTION_LINES = 80
 KNOW_SPARK = {
     "omnigraph_spark",  # exports
     "arrow_types",
-    "branches.changes",
     "branches.diff",
     "branches.merge",
     "branches.merge_rows",
@@ -36,6 +35,7 @@ KNOW_SPARK = {
     "frames",
     "graph",
     "loading",
+    "read.feed_reader",
     "read.frame_schema",
     "read.metadata_reader",
     "read.reader",
@@ -55,7 +55,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("manifest", "history", "engine_schema", "relocation"),
     ("auto_cleanup", "faults"),
     ("storage",),
-    ("engine_types", "ids", "lance_errors", "layout", "option_values", "options"),
+    ("engine_types", "ids", "lance_errors", "layout", "option_rules", "option_values", "options"),
     ("errors", "redaction"),
 )
 
