@@ -1,7 +1,7 @@
 # Each target builds the environment that it needs: .venv has the newest PySpark 4, .venv-4.0 the oldest
 # versions that the tests have run on. Needed: Python 3.10+ and Java 17+ (.ci/prerequisites looks).
 PYTHON ?= python3
-FLOORS = pyspark==4.0.2 pylance==14.0.2 pyarrow==25.0.1 obstore==0.11.1
+FLOORS = pyspark==4.0.2 pylance==14.0.2 pyarrow==25.0.1 obstore==0.11.1 duckdb==1.5.6
 VENV = .venv
 VENV_40 = .venv-4.0
 export SPARK_LOCAL_IP = 127.0.0.1

@@ -28,6 +28,7 @@ POINTS = frozenset(
         "stage.done",
         "commit.entered",
         "commit.record_written",
+        "commit.checked",
         "commit.before_table",
         "commit.table_1",
         "commit.table_2",

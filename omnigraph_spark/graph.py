@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from omnigraph_spark import layout, options
 from omnigraph_spark.branches.ref_methods import RefMethods
 from omnigraph_spark.errors import from_spark
+from omnigraph_spark.maintenance.methods import MaintenanceMethods
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.storage import normalize_root
 
@@ -35,7 +36,7 @@ def register(spark: SparkSession) -> None:
 
 
 @dataclass(frozen=True)
-class OmniGraph(RefMethods):
+class OmniGraph(RefMethods, MaintenanceMethods):
     """A graph at a path, as a Spark session sees it. Holds no connection and no snapshot.
 
     `storage` are storage options by Lance's keys (`aws_endpoint`), kept out of `repr`.

@@ -104,8 +104,11 @@ OPTIONS: tuple[Option, ...] = (
            "key properties of node tables that are created: `Person: name`"),
     Option("types", pairs("Person.vec: Vector(4)"), None, (WRITE,),
            "engine types of new columns: `Person.vec: Vector(4), Person.n: U32`"),
-    Option("integrity", choice("off", "strict", "keys"), "off", (WRITE,),
-           "`off`: only null and type checks. `strict` and `keys` are not built yet and refused"),
+    Option("integrity", choice("off", "keys", "strict"), "off", (WRITE,),
+           "`off`: nulls and types; `keys`: also `@range`, `@check`, unique ids, `@unique`;"
+           " `strict`: also edge ends and `@card`"),
+    Option("badRecordsPath", text, None, (WRITE,),
+           "rows that break a rule go here as JSON lines, and the others are written"),
     Option("onDelete", choice("restrict", "cascade"), "restrict", (WRITE,),
            "for edges of deleted nodes (not built yet)"),
     Option("mergeSchema", boolean, "false", (WRITE,),
@@ -281,6 +284,8 @@ class WriteOptions:
     types: Mapping[str, str]
     expected_table_versions: Mapping[str, int]
     last_writer_wins: bool
+    integrity: str
+    bad_records_path: str | None
     branch_from: str | None
     actor: str | None
     user_metadata: str | None
@@ -318,6 +323,8 @@ class WriteOptions:
             types=parsed.get("types") or {},
             expected_table_versions=parsed.get("expectedTableVersions") or {},
             last_writer_wins=parsed.get("lastWriterWins"),
+            integrity=parsed.get("integrity"),
+            bad_records_path=parsed.get("badRecordsPath"),
             branch_from=parsed.get("branchFrom"),
             actor=parsed.get("actor"),
             user_metadata=parsed.get("userMetadata"),
@@ -366,12 +373,6 @@ def _refuse_other(parsed: Parsed, scope: str, doing: str) -> None:
 def _refuse_unbuilt(parsed: Parsed) -> None:
     _refuse_other(parsed, READ, "writing")
     _refuse_other(parsed, CREATE, "writing")
-    if parsed.get("integrity") != "off":
-        raise OptionError(
-            f"integrity {parsed.get('integrity')} is not built yet",
-            expected="off",
-            hint="Check keys and ends with Spark joins before writing",
-        )
     for name, allowed in (("mergeSchema", False), ("onDelete", "restrict")):
         if parsed.get(name) != allowed:
             raise OptionError(f"Option {name} is not built yet", hint="Leave it out")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -22,6 +22,7 @@ from omnigraph_spark.lance_errors import DatasetNotFoundError, translated
 if TYPE_CHECKING:
     import pyarrow as pa
     from lance import LanceDataset
+    from lance.file import LanceFileReader
 
 _OBJECT_SCHEMES = ("s3", "s3+ddb", "gs", "az", "abfss")
 _DATA_STORAGE_VERSION = "2.2"
@@ -148,6 +149,22 @@ class Storage:
                 enable_v2_manifest_paths=True,
                 enable_stable_row_ids=stable_row_ids,
                 storage_options=options,
+            )
+
+    def data_file(self, path: str, columns: Sequence[str]) -> LanceFileReader:
+        """Open one data file below the root that no version names yet (staged fragments).
+
+        Raises:
+            StorageError: it isn't there, or the store failed.
+        """
+        from lance.file import LanceFileReader
+
+        uri = self.uri(path).replace("s3+ddb://", "s3://", 1).partition("?")[0]
+        with translated(f"Opening {path} of {self.root}"):
+            return LanceFileReader(
+                self.uri(path) if self.is_local() else uri,
+                storage_options=self.lance_options(),
+                columns=list(columns),
             )
 
     def has_dataset(self, location: str, branch: str | None = None) -> bool:

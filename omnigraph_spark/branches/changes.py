@@ -107,7 +107,7 @@ def feed(storage: Storage, asked: Span, table: str | None = None) -> Feed:
         for commit, (old, new) in zip(inside, pairwise(snapshots), strict=True)
         for change in _between(old, new, commit)
     ]
-    newest = [load(storage, *_holder(line, asked)), *reversed(snapshots[1:])]
+    newest = snapshots[::-1]
     tables: dict[str, TableEntry] = {}
     for one in newest:
         tables = {**one.tables, **tables}
@@ -117,11 +117,6 @@ def feed(storage: Storage, asked: Span, table: str | None = None) -> Feed:
         tables = {key: tables[key]}
     plain = {key: replace(entry, metadata={}) for key, entry in sorted(tables.items())}
     return Feed(tuple(found), plain)
-
-
-def _holder(line: list[Commit], asked: Span) -> tuple[str, int]:
-    """Return the branch and version of the newest commit of a span, or below it."""
-    return (line[-1].branch, line[-1].manifest_version) if line else (asked.branch, asked.last)
 
 
 def _snapshot(storage: Storage, branch: str, commit: Commit | None) -> Snapshot:

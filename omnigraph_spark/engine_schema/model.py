@@ -163,6 +163,10 @@ class EngineSchema:
             {one.name: one for one in types if isinstance(one, EdgeType)},
         )
 
+    def with_types(self, new: EngineSchema) -> EngineSchema:
+        """Return this schema with those of `new` that it lacks."""
+        return replace(self, nodes={**new.nodes, **self.nodes}, edges={**new.edges, **self.edges})
+
     def types(self) -> tuple[NodeType | EdgeType, ...]:
         """Return all node types, then all edge types."""
         return (*self.nodes.values(), *self.edges.values())

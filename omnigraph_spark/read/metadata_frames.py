@@ -89,6 +89,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         ("type", _TEXT, False),
         ("columns", pa.list_(pa.field("element", _TEXT, False)), False),
         ("rows_indexed", _NUMBER, True),
+        ("rows_not_indexed", _NUMBER, True),
         ("size", _NUMBER, True),
     ),
 }
@@ -195,13 +196,16 @@ def _indexes(storage: Storage, snapshot: Snapshot) -> Iterator[dict[str, Any]]:
     for key, dataset in _branch_datasets(storage, snapshot):
         with translated(f"Reading the indexes of {key}"):
             described = dataset.describe_indices()
+            live = {one.fragment_id: one.count_rows() for one in dataset.get_fragments()}
         for index in described:
+            covered = {int(n) for segment in index.segments for n in segment.fragment_ids or ()}
             yield {
                 "table_key": key,
                 "name": index.name,
                 "type": index.index_type,
                 "columns": list(index.field_names),
-                "rows_indexed": index.num_rows_indexed,
+                "rows_indexed": sum(rows for n, rows in live.items() if n in covered),
+                "rows_not_indexed": sum(rows for n, rows in live.items() if n not in covered),
                 "size": index.total_size_bytes,
             }
 

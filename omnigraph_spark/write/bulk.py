@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from omnigraph_spark import layout
 from omnigraph_spark.errors import OmnigraphError, PublishOutcomeUnknown, UnsupportedError
+from omnigraph_spark.integrity.rules import Integrity
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write import stage
 from omnigraph_spark.write.commit import Committed, abort, commit
@@ -42,6 +43,7 @@ def describe(plan: WritePlan, key: str) -> str:
         "mode": plan.mode,
         "target": {**asdict(replace(target, schema=None)), "schema": schema},
         "settings": asdict(plan.settings),
+        "integrity": plan.integrity.to_json(),
     }
     return json.dumps(plain, separators=(",", ":"))
 
@@ -58,6 +60,7 @@ def restored(storage: Storage, text: str) -> WritePlan:
         mode=plain["mode"],
         targets={target.table_key: target},
         settings=Settings(**plain["settings"]),
+        integrity=Integrity.of_json(plain["integrity"]),
     )
 
 

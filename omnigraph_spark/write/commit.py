@@ -16,7 +16,6 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from omnigraph_spark import engine_schema, faults, layout
 from omnigraph_spark.engine_schema.model import EngineSchema
@@ -37,7 +36,9 @@ from omnigraph_spark.manifest.snapshot import Snapshot, fold, load, read_rows
 from omnigraph_spark.manifest.txn import check_txn
 from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.write import heal, staged_files
+from omnigraph_spark.write.commit_check import CommitCheck
 from omnigraph_spark.write.plan import APPEND, CREATE, OVERWRITE, RESTORE, TableTarget, WritePlan
+from omnigraph_spark.write.publish_marks import marks
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_commit import (
     Moved,
@@ -76,6 +77,7 @@ def commit(plan: WritePlan, staged: Iterable[StagedTable]) -> Committed:
         CommitTimeoutError: others published first until `commitTimeoutSeconds` ran out.
         PublishOutcomeUnknown: the store never said; nothing was deleted.
         SchemaMismatchError: a table's schema changed since the fragments were staged.
+        IntegrityError: rows break a rule that the write checks; nothing was published.
         TableNotFoundError: a table was dropped meanwhile.
         RecoveryPendingError, UnsupportedManifestVersion: the graph can't be written now.
         OptionError: some tables of the write have its `txnVersion` and some don't.
@@ -135,6 +137,7 @@ class _Write:
             plan.settings.orphan_grace_seconds,
             lambda: load(plan.storage, plan.branch),
         )
+        self._check = CommitCheck(plan, by_table)
         self._run_started = False
         self._tables_tried = False
 
@@ -212,6 +215,7 @@ class _Write:
         self._start_run(version)
         if heal.resolve_dead(self._round, plan.settings.orphan_grace_seconds):
             raise StartOver("dead writes were rolled back")
+        self._check.run(snapshot, self._touched)
         engine_schema.add_types(plan.storage, plan.new_types)
         return self._commit_tables(snapshot)
 
@@ -230,6 +234,7 @@ class _Write:
                         entry,
                         snapshot.floors.get(key, 0),
                         self._by_table[key],
+                        self._check.bad(key),
                     )
                 )
                 faults.point(f"commit.table_{number if number <= 3 else 'n'}")
@@ -261,17 +266,7 @@ class _Write:
 
     def _request(self, snapshot: Snapshot, moved: Sequence[Moved]) -> Publish:
         plan = self._plan
-        ours: dict[str, Any] = {"publish_id": plan.publish_id, "mode": plan.mode}
-        if plan.txn is not None:
-            ours["txn"] = list(plan.txn)
-        if plan.user_metadata is not None:
-            ours["user_metadata"] = plan.user_metadata
-        if plan.actor is not None:
-            ours["actor"] = plan.actor
-        if plan.unchecked:
-            ours["unchecked"] = True
-        if plan.merged_parent is not None:
-            ours["merged_parent"] = plan.merged_parent
+        ours = marks(plan)
         changes: list[ManifestRow] = []
         for one in moved:
             if one.table_key not in snapshot.locations:
@@ -287,7 +282,7 @@ class _Write:
             branch=plan.branch,
             publish_id=plan.publish_id,
             changes=tuple(changes),
-            expected={**found, **before, **self._expected()},
+            expected={**self._check.verdict.read, **found, **before, **self._expected()},
             guards=guards | frozenset(plan.expected),
             edge_tables=None if plan.mode == APPEND else edges,
             txn=plan.txn,

@@ -32,6 +32,8 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.history import crash_records
 from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.integrity import rules
+from omnigraph_spark.integrity.rules import Integrity
 from omnigraph_spark.manifest import migrations
 from omnigraph_spark.manifest.snapshot import (
     Snapshot,
@@ -135,6 +137,7 @@ class WritePlan:
     dropped: tuple[str, ...] = ()
     merged_parent: str | None = None
     settings: Settings = field(default_factory=Settings)
+    integrity: Integrity = field(default_factory=Integrity)
 
 
 def plan_write(
@@ -168,6 +171,9 @@ def plan_write(
     expected = _expected(options, snapshot, targets, read_versions or {})
     new_types = _new_types(snapshot, tables, targets)
     engine_schema.types_to_add(schema, new_types)  # refuses now what the commit would refuse
+    integrity = rules.of_write(
+        options.integrity, options.bad_records_path, schema.with_types(new_types), targets
+    )
     if options.branch_from is not None and snapshot.graph_version == _NO_BRANCH:
         manage.ensure_branch(storage, options.branch, refs.named(storage, options.branch_from))
         return plan_write(storage, options, tables, read_versions)
@@ -192,6 +198,7 @@ def plan_write(
         if layout.lance_branch(options.branch) is None
         else branch_identifier(open_main(storage), options.branch),
         settings=Settings.of(options),
+        integrity=integrity,
     )
 
 

@@ -16,6 +16,7 @@ from omnigraph_spark.arrow_write import to_table_batch
 from omnigraph_spark.errors import IntegrityError
 from omnigraph_spark.frame_batches import Ownership
 from omnigraph_spark.ids import ulids
+from omnigraph_spark.integrity.screen import Screen
 from omnigraph_spark.write.plan import TableTarget
 
 _SAMPLES = 5
@@ -33,13 +34,19 @@ class Routing:
 
 
 def route(
-    routing: Routing, targets: Mapping[str, TableTarget], batches: Iterable[pa.RecordBatch]
+    routing: Routing,
+    targets: Mapping[str, TableTarget],
+    batches: Iterable[pa.RecordBatch],
+    screen: Screen | None = None,
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield (table key, rows in exactly the table's Arrow schema) for the batches of a task.
 
+    `screen` looks at the rows on their way (rules of values); it is closed behind the last one.
+
     Raises:
-        IntegrityError: a null `_table`, a null where the table allows none, or an `id` that isn't
-            its row's key.
+        IntegrityError: a null `_table`, a null where the table allows none, an `id` that isn't its
+            row's key, or a value that breaks a rule of the table.
+        StorageError: bad records can't be set aside.
         SchemaMismatchError: a table that the write doesn't know, a value in a column that the row's
             table doesn't have, or one that doesn't fit its column exactly.
     """
@@ -52,8 +59,13 @@ def route(
         else:
             parts = frame_batches.route(batch, routing.ownership or {})
         for key, rows in parts:
-            filled = _with_ids(rows, targets[key])
-            yield key, to_table_batch(filled, targets[key].schema, key)
+            target = targets[key]
+            if screen is not None:
+                rows = screen.incoming(rows, target.schema, key, target.key)
+            made = to_table_batch(_with_ids(rows, target), target.schema, key)
+            yield key, made if screen is None else screen.outgoing(made, key)
+    if screen is not None:
+        screen.close()
 
 
 def _with_ids(rows: pa.RecordBatch, target: TableTarget) -> pa.RecordBatch:

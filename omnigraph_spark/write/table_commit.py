@@ -28,7 +28,7 @@ from omnigraph_spark.lance_errors import (
 )
 from omnigraph_spark.manifest.rows import OURS, VersionRow
 from omnigraph_spark.manifest.snapshot import TableEntry
-from omnigraph_spark.write import field_map
+from omnigraph_spark.write import commit_check, field_map
 from omnigraph_spark.write.plan import OVERWRITE, RESTORE, TableTarget
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_head import (
@@ -96,11 +96,12 @@ def commit_table(
     entry: TableEntry | None,
     floor: int,
     staged: Sequence[StagedTable],
+    bad: pa.Table | None = None,
 ) -> Moved:
     """Commit the staged fragments of one table on its pinned version.
 
     `entry` is the table in the round's snapshot, None where it has no live version; `floor` the
-    highest version or tombstone that the key ever had.
+    highest version or tombstone that the key ever had; `bad` are staged rows to leave out again.
 
     Raises:
         StartOver: somebody else was first; nothing of this table stays that another write could
@@ -121,6 +122,9 @@ def commit_table(
         dataset = _extend(round_, target, entry, staged, fragments)
     replaced = target.mode in (OVERWRITE, RESTORE)
     faults.point("table.after_commit")
+    if bad is not None:
+        dataset = commit_check.drop_bad(dataset, staged, bad, round_, entry)
+        added -= bad.num_rows
     with translated(f"Counting the rows of {target.table_key}"):
         row_count = int(dataset.count_rows())
     return Moved(

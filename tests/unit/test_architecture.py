@@ -35,6 +35,7 @@ KNOW_SPARK = {
     "frames",
     "graph",
     "loading",
+    "maintenance.spark_tasks",
     "read.feed_reader",
     "read.frame_schema",
     "read.metadata_reader",
@@ -52,6 +53,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("read", "write", "branches", "maintenance"),
     ("frame_batches", "frames"),
     ("arrow_cast", "arrow_read", "arrow_types", "arrow_write", "catalog", "ddl", "field_metadata"),
+    ("integrity",),
     ("manifest", "history", "engine_schema", "relocation"),
     ("auto_cleanup", "faults"),
     ("storage",),
@@ -254,7 +256,7 @@ def _error_classes(kind: type[errors.OmnigraphError]) -> Iterator[type[errors.Om
         yield from _error_classes(sub)
 
 
-@pytest.mark.parametrize("extra", ["pylance", "pyarrow", "obstore"])
+@pytest.mark.parametrize("extra", ["pylance", "pyarrow", "obstore", "duckdb"])
 def test_the_lower_bounds_are_the_versions_that_the_second_half_of_the_tests_runs_on(
     extra: str,
 ) -> None:

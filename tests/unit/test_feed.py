@@ -18,6 +18,7 @@ from omnigraph_spark.errors import (
     VersionNotFoundError,
 )
 from omnigraph_spark.history import commits
+from omnigraph_spark.maintenance import optimize
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.option_rules import FeedEnds
 from omnigraph_spark.storage import Storage
@@ -142,12 +143,13 @@ def test_files_that_both_versions_have_are_not_read(graph: Storage) -> None:
 def test_a_compacted_table_has_not_changed(graph: Storage) -> None:
     for name in "abcd":
         write(graph, {PERSON: [name]})
-    entry = load(graph).entry(PERSON)
-    graph.dataset(entry.location).optimize.compact_files()
-    # A restore of the compacted content is what a maintenance job's publish looks like.
-    version = write(graph, {PERSON: ["e"]}).graph_version
-    found = read_feed(graph, Span("main", version, version))
-    assert short(found) == [(version, PERSON, "insert", "e")]
+    done = optimize.optimize(graph, "main", [PERSON], optimize.run_here)
+    assert [one.fragments_after for one in done.tables] == [1]
+    version = head(graph)
+    assert read_feed(graph, Span("main", version, version)) == []
+    after = write(graph, {PERSON: ["e"]}).graph_version
+    found = read_feed(graph, Span("main", version, after))
+    assert short(found) == [(after, PERSON, "insert", "e")]
 
 
 def test_deleted_rows_are_told_and_the_rows_beside_them_are_not(tmp_path: Path) -> None:
