@@ -15,7 +15,7 @@ from itertools import combinations, pairwise
 
 from omnigraph_spark import layout
 from omnigraph_spark.branches import refs
-from omnigraph_spark.branches.merge_base import merge_base
+from omnigraph_spark.branches.merge_base import merge_bases
 from omnigraph_spark.branches.refs import Branch, Tag
 from omnigraph_spark.errors import UnsupportedError
 from omnigraph_spark.history import commits
@@ -102,10 +102,10 @@ def _merge_bases(storage: Storage, branches: Sequence[Branch]) -> Iterable[tuple
     heads = [head for one in branches if (head := commits.head(storage, one.name)) is not None]
     for one, other in combinations(heads, 2):
         try:
-            base = merge_base(storage, one, other)
+            bases = merge_bases(storage, one, other)
         except UnsupportedError:
             continue
-        yield base.branch, base.manifest_version
+        yield from ((base.branch, base.manifest_version) for base in bases)
 
 
 def pins(storage: Storage, kept: Mapping[str, set[int]]) -> set[Pin]:
