@@ -63,14 +63,16 @@ class Staged:
 class Question:
     """What one round asks: the staged `writes` on top of `snapshot`, by the rules of `schema`.
 
-    `strict` looks at edges too; `set_aside` takes violating rows out of the write instead of
-    failing it. `seen` are the fragments, by table, that an earlier round found in order.
+    `unique` looks at `@unique` and `strict` at edges too; `set_aside` takes violating rows out of
+    the write instead of failing it. `seen` are the fragments, by table, that an earlier round found
+    in order.
     """
 
     storage: Storage
     snapshot: Snapshot
     schema: EngineSchema
     writes: tuple[TableWrite, ...]
+    unique: bool
     strict: bool
     set_aside: bool
     seen: Mapping[str, frozenset[str]]
@@ -101,7 +103,8 @@ class RoundRows:
         with_ends = self._asked.strict and layout.is_edge(write.table_key)
         stored = ["id", *(("src", "dst") if with_ends else ())]
         there = set(write.schema.names)
-        groups = tuple(group for group in found.unique if set(group) <= there)
+        asked = found.unique if self._asked.unique else ()
+        groups = tuple(group for group in asked if set(group) <= there)
         extra = [c for c in dict.fromkeys(c for group in groups for c in group) if c not in stored]
         columns = {name: name for name in stored} | {f"c{i}": c for i, c in enumerate(extra)}
         kept = TableRules(unique=groups, ends=found.ends, card=found.card)
