@@ -1,4 +1,4 @@
-"""Random sequences of branches, writes, restores and tags: every ref always shows what it should.
+"""Random sequences of branches, writes, merges, restores and tags: every ref shows what it should.
 
 `OMNIGRAPH_SEQUENCES` says how many sequences (300), `OMNIGRAPH_SEED` repeats a run; both are
 printed.
@@ -80,6 +80,7 @@ def test_every_ref_and_every_version_shows_what_a_plain_model_says(
             for step in found:
                 run.do(step)
             run.check_versions()
+            run.check_feeds()
             if sum(number for step in found for number in step[1:]) % 10 == 0:
                 assert violations(root, run) == [], run.log
         finally:
