@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 import pytest
@@ -24,7 +24,6 @@ from tests.property.model import Branch, Commits, Model, Table, Tables, Version,
 from tests.support.feeds import of_tables, read_feed
 from tests.support.writes import COMPANY, KNOWS, PERSON, plan, write_options
 
-KEYS = (PERSON, KNOWS, COMPANY)
 Step = tuple[str, int, int, int]
 """What to do, and three numbers that choose what to do it to, whatever there is by then."""
 
@@ -39,10 +38,14 @@ EFFECTS: Mapping[str, Callable[[Table, Table], Table]] = {
 """What a write of each mode makes of a table; another mode needs a line here and a step below."""
 
 
+AnyRun = TypeVar("AnyRun", bound="Run")
+
+
 @dataclass
 class Run:
     """One sequence: the graph, its model, and a counter that makes values differ."""
 
+    keys: ClassVar[tuple[str, str, str]] = (PERSON, KNOWS, COMPANY)
     storage: Storage
     model: Model
     commits: Commits
@@ -50,7 +53,7 @@ class Run:
     log: list[str] = field(default_factory=list)
 
     @classmethod
-    def begin(cls, storage: Storage) -> Run:
+    def begin(cls: type[AnyRun], storage: Storage) -> AnyRun:
         """Begin with a graph as it is."""
         snapshot = load(storage)
         at = ("main", snapshot.graph_version)
@@ -71,17 +74,19 @@ class Run:
 
     def do_append(self, where: int, which: int, many: int) -> None:
         """Append new rows to one table; now and then the table is new."""
-        self.write(self.branch(where), "append", {KEYS[which % 3]: self.new_rows(1 + many % 3)})
+        self.write(
+            self.branch(where), "append", {self.keys[which % 3]: self.new_rows(1 + many % 3)}
+        )
 
     def do_both(self, where: int, which: int, many: int) -> None:
         """Append to two tables in one commit."""
-        keys = (PERSON, KNOWS) if which % 2 else (KNOWS, COMPANY)
-        rows = {key: self.new_rows(1 + many % 2) for key in keys}
+        two = {self.keys[which % 3], self.keys[(which + 1) % 3]}
+        rows = {key: self.new_rows(1 + many % 2) for key in sorted(two)}
         self.write(self.branch(where), "append", rows)
 
     def do_overwrite(self, where: int, which: int, many: int) -> None:
         """Replace a table: some rows stay, some change, some go, one is new; or all go."""
-        branch, key = self.branch(where), KEYS[which % 3]
+        branch, key = self.branch(where), self.keys[which % 3]
         old = self.model.tables(branch).get(key, {})
         self.count += 1
         kept = {
@@ -236,7 +241,10 @@ class Run:
         """Write rows to both."""
         planned = plan(self.storage, list(rows), mode, branch=branch)
         batches = [(key, batch(planned.targets[key].schema, rows[key])) for key in rows]
-        done = commit(planned, stage(planned, batches))
+        self.written(branch, mode, rows, commit(planned, stage(planned, batches)))
+
+    def written(self, branch: str, mode: str, rows: Tables, done: Committed) -> None:
+        """Note a write in both models."""
         old = self.model.tables(branch)
         new = {k: EFFECTS[mode](old.get(k, {}), rows[k]) for k in rows}
         self.published(branch, done, {**old, **new})
