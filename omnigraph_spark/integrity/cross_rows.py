@@ -2,8 +2,9 @@
 
 Runs on the driver, once per round of a write, inside the round (PROTOCOL 25): what is looked at is
 the snapshot that is committed on, plus the staged rows, minus the rows that the write replaces. A
-later round looks only at fragments that it hasn't seen, if all those that it has seen are still
-there unchanged; after a delete, an overwrite or a restore they aren't, and it looks at everything.
+later round compares keys only with fragments that no earlier one has seen, told by their files and
+deletions. That ends exist it takes as seen only if every fragment of the nodes that it has seen is
+still there unchanged; after a delete, an overwrite or a restore it looks at all of them again.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class _Round(RoundRows):
         for staged in self._staged.values():
             self._load(staged)
             if staged.rows:
-                self._check_ids(staged)
+                if not staged.write.made_ids:
+                    self._check_ids(staged)
                 for columns in staged.rules.unique:
                     self._check_unique(staged, columns)
         if self._asked.strict:
