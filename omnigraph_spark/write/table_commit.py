@@ -8,7 +8,6 @@ than the last; what is published is the last one. A round that loses puts its ta
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from omnigraph_spark.lance_errors import (
 )
 from omnigraph_spark.manifest.rows import OURS, VersionRow
 from omnigraph_spark.manifest.snapshot import TableEntry
-from omnigraph_spark.write import commit_check, field_map
+from omnigraph_spark.write import commit_check, field_map, updates
 from omnigraph_spark.write.plan import OVERWRITE, RESTORE, TableTarget
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_head import (
@@ -111,7 +110,7 @@ def commit_table(
         StorageError: the store failed; what was committed is unpublished and healed by a later
             write.
     """
-    fragments = _fragments(staged)
+    fragments = updates.fragments(staged)
     added = sum(one.rows for one in staged)
     faults.point("table.before_commit")
     if target.restore_to is not None:
@@ -135,7 +134,7 @@ def commit_table(
         int(dataset.version),
         row_count,
         row_count if target.restore_to is not None else added,
-        entry.row_count if entry and replaced else 0,
+        entry.row_count if entry and replaced else updates.replaced_rows(staged),
     )
 
 
@@ -208,12 +207,6 @@ def dataset_metadata(
     raise DatasetNotFoundError(f"Version {version} of {location} has no manifest file")
 
 
-def _fragments(staged: Sequence[StagedTable]) -> list[Any]:
-    from lance.fragment import FragmentMetadata
-
-    return [FragmentMetadata.from_json(json.dumps(f)) for one in staged for f in one.fragments]
-
-
 def _extend(
     round_: Round,
     target: TableTarget,
@@ -232,7 +225,8 @@ def _extend(
     before = int(head.version)
     round_.files_used |= bool(fragments)
     if target.mode != OVERWRITE:
-        made = commit(head, before, LanceOperation.Append(fragments), round_.publish_id)
+        operation = updates.operation(head, staged, fragments)
+        made = commit(head, before, operation, round_.publish_id)
         return _contiguous(made, before, round_.publish_id)
     indexes = _indexes(head)
     replaced = LanceOperation.Overwrite(head.lance_schema, fragments)
