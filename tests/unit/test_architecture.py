@@ -58,7 +58,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("auto_cleanup", "faults"),
     ("storage",),
     ("engine_types", "ids", "lance_errors", "layout", "option_rules", "option_values", "options"),
-    ("errors", "redaction"),
+    ("errors", "progress", "redaction"),
 )
 
 STAMP_KEY = "omnigraph:internal_schema_version"

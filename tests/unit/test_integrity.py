@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,17 +12,24 @@ from typing import Any
 
 import pytest
 
-from omnigraph_spark import faults
-from omnigraph_spark.errors import ExpectedVersionMismatch, IntegrityError, UnsupportedError
+from omnigraph_spark import faults, layout
+from omnigraph_spark.errors import (
+    CorruptManifestError,
+    ExpectedVersionMismatch,
+    IntegrityError,
+    UnsupportedError,
+)
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write.commit import commit
 from omnigraph_spark.write.commit_check import CommitCheck
+from omnigraph_spark.write.plan import plan_write
 from tests.support.frames import nothing_written
 from tests.support.ruled import (
     COMPANY,
     KNOWS,
     PERSON,
+    SCHEMA,
     WORKS,
     Row,
     Rows,
@@ -32,14 +40,21 @@ from tests.support.ruled import (
     save,
     staged,
 )
-from tests.support.writes import data_files, head, once
+from tests.support.writes import data_files, head, once, write_options
 
 LEVELS = ("keys", "strict")
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ruled") / "g"
+    ruled_graph(folder)
+    return folder
+
+
 @pytest.fixture
-def graph(tmp_path: Path) -> Storage:
-    return ruled_graph(tmp_path / "g")
+def graph(template: Path, tmp_path: Path) -> Storage:
+    return Storage.at(str(shutil.copytree(template, tmp_path / "g")))
 
 
 @pytest.fixture(autouse=True)
@@ -223,9 +238,6 @@ def test_new_nodes_and_the_edges_to_them_go_into_one_write(graph: Storage) -> No
 
 
 def test_a_new_graph_is_written_whole_under_strict(tmp_path: Path) -> None:
-    from omnigraph_spark import layout
-    from tests.support.ruled import SCHEMA
-
     storage = Storage.at(str(tmp_path / "new"))
     storage.put(layout.SCHEMA_PG, SCHEMA.encode())
     people: list[Row] = [{"id": "a"}, {"id": "b"}]
@@ -321,8 +333,6 @@ def test_a_rule_of_an_edge_property_is_checked(graph: Storage) -> None:
 def test_a_pattern_that_cannot_be_read_is_refused_before_anything_is_written(
     tmp_path: Path,
 ) -> None:
-    from omnigraph_spark import layout
-
     storage = Storage.at(str(tmp_path / "g"))
     text = 'node Person {\n    code: String?\n    @check(code, "a(?=b)")\n}\n'
     storage.put(layout.SCHEMA_PG, text.encode())
@@ -332,6 +342,16 @@ def test_a_pattern_that_cannot_be_read_is_refused_before_anything_is_written(
         pytest.raises(UnsupportedError, match=r"OMNIGRAPH_UNSUPPORTED\] .*Person.code.*a\(\?=b\)"),
     ):
         save(storage, {PERSON: [{"id": "b", "code": "x"}]}, integrity="keys")
+
+
+def test_strict_refuses_edges_whose_ends_are_declared_nowhere(graph: Storage) -> None:
+    text = SCHEMA.partition("edge Knows")[0]
+    for name in (layout.SCHEMA_IR, layout.SCHEMA_STATE):
+        graph.delete(name)
+    graph.put(layout.SCHEMA_PG, text.encode())
+    plan = plan_write(graph, write_options(graph, integrity="strict"), {KNOWS: None})
+    with pytest.raises(CorruptManifestError, match=r"doesn't declare edge:Knows"):
+        commit(plan, staged(plan, {KNOWS: [edge("a", "b")]}))
 
 
 # --- upserts -------------------------------------------------------------------------------------
