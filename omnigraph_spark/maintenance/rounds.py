@@ -134,7 +134,7 @@ class _Maintenance:
                 self._build()
                 if end is None:
                     end = time.monotonic() + self.settings.commit_timeout_seconds
-                if not any(self.built.values()):
+                if not any(self.built.values()):  # or somebody did it since this was built
                     return Maintained(None, None)
                 return self._once(heartbeat)
             except Stale as error:
@@ -142,6 +142,8 @@ class _Maintenance:
                 cause: Exception = error
                 _log.info("%s: %s; building it again", self.mode, error)
                 end = None  # what it takes to build is nobody's fault
+                if self._is_put_back():  # no record while it is built: that may take long
+                    self._tidy(heartbeat.remove)
             except (StartOver, ExpectedVersionMismatch, RowLevelCasContention) as error:
                 cause = error
                 _log.info("%s lost round %d: %s", self.mode, lost + 1, error)

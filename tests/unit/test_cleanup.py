@@ -376,6 +376,16 @@ def test_a_dataset_that_cannot_be_read_is_left_alone_and_named(graph: Storage) -
     assert info.size
 
 
+def test_a_batch_that_was_written_stays_known_after_optimize_and_cleanup(graph: Storage) -> None:
+    batch = {"txnAppId": "stream", "txnVersion": "7"}
+    write(graph, {PERSON: ["once"]}, **batch)
+    write(graph, {PERSON: ["x"]})
+    optimize(graph, "main", None, run_here, settings=QUICK)
+    clean(graph)
+    assert write(graph, {PERSON: ["once"]}, **batch).skipped
+    assert ids(graph, PERSON).count("once") == 1
+
+
 # --- graphs of the engine --------------------------------------------------------------------------
 
 
