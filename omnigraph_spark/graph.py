@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from omnigraph_spark import layout, options
 from omnigraph_spark.branches.ref_methods import RefMethods
+from omnigraph_spark.errors import from_spark
 from omnigraph_spark.maintenance.methods import MaintenanceMethods
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.storage import normalize_root
@@ -108,6 +109,40 @@ class OmniGraph(RefMethods, MaintenanceMethods):
             AnalysisException: with the typed error's text.
         """
         return self._reader(branch, None).option("metadata", "history").load(self.uri)
+
+    def changes(
+        self,
+        start: int | str,
+        end: int | str | None = None,
+        table: str | None = None,
+        *,
+        branch: str = layout.MAIN,
+    ) -> DataFrame:
+        """Return what each publish of a branch changed, from version `start` to `end` (its head).
+
+        Both ends count. Columns: `_table`, `_change_type`, `_commit_version`, `_commit_timestamp`,
+        `_commit_id`, then the row, as in `diff`. `start` and `end` may be commit ids, tags or times
+        (a start time: from the first commit at or after it). The versions are pinned now.
+
+        Raises:
+            VersionNotFoundError, OptionError, TableNotFoundError: as the names say.
+            SchemaMismatchError: a column's type changed within the versions.
+        """
+        from pyspark.errors import AnalysisException
+
+        from omnigraph_spark.branches import times
+
+        reader = self._reader(branch, None).option("readChangeFeed", "true")
+        for name, text in (("starting", str(start)), ("ending", None if end is None else str(end))):
+            if text is not None:
+                kind = "Timestamp" if times.is_like_time(text) else "Version"
+                reader = reader.option(name + kind, text)
+        if table is not None:
+            reader = reader.option("table", table)
+        try:
+            return reader.load(self.uri)
+        except AnalysisException as error:
+            raise from_spark(error) from error
 
     def refs(self) -> DataFrame:
         """Return the branches and tags.

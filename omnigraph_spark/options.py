@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from omnigraph_spark import option_rules
 from omnigraph_spark.errors import OptionError
+from omnigraph_spark.option_rules import FeedEnds
 from omnigraph_spark.option_values import (
     Parser,
     any_text,
@@ -66,7 +68,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("versionAsOf", text, None, (READ,),
            "graph version of the branch, or a commit id, or a tag; excludes `timestampAsOf`"),
     Option("timestampAsOf", text, None, (READ,),
-           "ISO 8601 (without a zone: the session's) or epoch ms; the last commit at or before"
+           "ISO 8601 with a zone (`2024-01-31T12:00:00Z`) or epoch ms; the last commit at or before"
            " it"),
     Option("columns", names, None, (READ,),
            "comma list of columns to read (Spark can't push a projection into a Python source)"),
@@ -77,6 +79,15 @@ OPTIONS: tuple[Option, ...] = (
            (READ,),
            "read a metadata frame instead of rows: `tables`, `history`, `refs`, `runs`, `files`,"
            " `indexes`"),
+    Option("readChangeFeed", boolean, "false", (READ,),
+           "read what publishes changed instead of rows, from a start to an end, both included"),
+    Option("startingVersion", text, None, (READ,),
+           "change feed: first graph version, commit id or tag"),
+    Option("endingVersion", text, None, (READ,), "change feed: the last; without it the head"),
+    Option("startingTimestamp", text, None, (READ,),
+           "change feed: from the first commit at or after this time"),
+    Option("endingTimestamp", text, None, (READ,),
+           "change feed: to the last commit at or before this time"),
     Option("pushDownFilters", boolean, "false", (READ,),
            "let Spark 4.1+ push filters; only for a frame that one query uses once: Spark gives a"
            " frame that is used again another query's rows (`filter` is always safe)"),
@@ -222,6 +233,7 @@ class ReadOptions:
     filter: str | None
     metadata_columns: tuple[str, ...]
     metadata: str | None
+    feed: FeedEnds | None
     max_partition_bytes: int
     batch_size: int | None
     push_down_filters: bool
@@ -232,28 +244,14 @@ class ReadOptions:
         """Check the options of a read.
 
         Raises:
-            OptionError: no path; an option that is for writing only; both `versionAsOf` and
-            `timestampAsOf`; `metadata` beside options for rows.
+            OptionError: no path; an option that is for writing only; options that exclude each
+                other.
         """
         _refuse_other(parsed, WRITE, "reading")
         path = parsed.get("path")
         if not path:
             raise OptionError("No path given", hint="Use .load('/path/of/the/graph')")
-        if parsed.get("versionAsOf") and parsed.get("timestampAsOf"):
-            raise OptionError(
-                "versionAsOf and timestampAsOf exclude each other", hint="Give one of them"
-            )
-        if parsed.get("metadata") and parsed.given & {
-            "table",
-            "columns",
-            "filter",
-            "metadataColumns",
-        }:
-            raise OptionError(
-                "metadata reads a metadata frame, and table, columns, filter and metadataColumns"
-                " are for rows",
-                hint="Filter the metadata frame with Spark",
-            )
+        option_rules.check_read(parsed)
         return cls(
             path=path,
             table=parsed.get("table"),
@@ -265,6 +263,7 @@ class ReadOptions:
             filter=parsed.get("filter"),
             metadata_columns=parsed.get("metadataColumns") or (),
             metadata=parsed.get("metadata"),
+            feed=option_rules.feed_ends(parsed),
             max_partition_bytes=parsed.get("maxPartitionBytes"),
             batch_size=parsed.get("batchSize"),
             push_down_filters=parsed.get("pushDownFilters"),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _OBJECT_SCHEMES = ("s3", "s3+ddb", "gs", "az", "abfss")
 _DATA_STORAGE_VERSION = "2.2"
+_DELETED_AT_ONCE = 1000
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 _CLIENT_OPTIONS = frozenset(
     {
@@ -252,6 +253,23 @@ class Storage:
                 obstore.delete(self._objects(), path)
         except DatasetNotFoundError:
             return
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        """Delete objects, in few requests where the store can; those that aren't there don't count.
+
+        Raises:
+            StorageError: the store failed; some may be deleted.
+        """
+        import obstore
+
+        for start in range(0, len(paths), _DELETED_AT_ONCE):
+            chunk = [*paths[start : start + _DELETED_AT_ONCE]]
+            try:
+                with translated(f"Deleting {len(chunk)} objects of {self.root}"):
+                    obstore.delete(self._objects(), chunk)
+            except DatasetNotFoundError:
+                for path in chunk:
+                    self.delete(path)
 
     def list(self, prefix: str) -> list[ObjectInfo]:
         """List the objects below a folder, sorted by path; an absent folder is an empty list.

@@ -139,28 +139,6 @@ class RefMethods:
         old, new = (load(storage, *refs.named(storage, ref)) for ref in (before, after))
         return diff.diff(self._graph(), old, new, table)
 
-    def changes(
-        self,
-        start: int | str,
-        end: int | str | None = None,
-        table: str | None = None,
-        *,
-        branch: str = layout.MAIN,
-    ) -> DataFrame:
-        """Return what each publish of a branch changed, from version `start` to `end` (its head).
-
-        Both ends count. Columns: `_table`, `_change_type`, `_commit_version`, `_commit_timestamp`,
-        `_commit_id`, then the row, as in `diff`. `start` and `end` may be commit ids or tags.
-
-        Raises:
-            VersionNotFoundError, OptionError, TableNotFoundError: as the names say.
-            SchemaMismatchError, UnsupportedError: columns that can't be compared.
-        """
-        from omnigraph_spark.branches import changes
-
-        until = None if end is None else str(end)
-        return changes.changes(self._graph(), self._store(), branch, str(start), until, table)
-
     def merge(
         self,
         source: str,

@@ -2,8 +2,9 @@
 
 Runs on the driver, once per round of a write, inside the round (PROTOCOL 25): what is looked at is
 the snapshot that is committed on, plus the staged rows, minus the rows that the write replaces. A
-later round looks only at fragments that it hasn't seen, if all those that it has seen are still
-there unchanged; after a delete, an overwrite or a restore they aren't, and it looks at everything.
+later round compares keys only with fragments that no earlier one has seen, told by their files and
+deletions. That ends exist it takes as seen only if every fragment of the nodes that it has seen is
+still there unchanged; after a delete, an overwrite or a restore it looks at all of them again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from omnigraph_spark import layout
+from omnigraph_spark.errors import CorruptManifestError
 from omnigraph_spark.integrity import rules
 from omnigraph_spark.integrity.round_rows import (
     ALL,
@@ -49,6 +52,7 @@ def check(asked: Question) -> Verdict:
         IntegrityError: rows break a rule, and aren't to be set aside.
         StorageError: the store failed, or there was no room to spill to.
         UnsupportedError: a rule over columns that can't be compared.
+        CorruptManifestError: the ends of an edge table are declared nowhere.
     """
     with Scratch() as scratch:
         one = _Round(asked, scratch)
@@ -64,15 +68,17 @@ class _Round(RoundRows):
         for staged in self._staged.values():
             self._load(staged)
             if staged.rows:
-                self._check_ids(staged)
+                if not staged.write.made_ids:
+                    self._check_ids(staged)
                 for columns in staged.rules.unique:
                     self._check_unique(staged, columns)
         if self._asked.strict:
-            for staged in self._staged.values():
-                if staged.rules.ends is not None and staged.rows:
-                    self._check_ends(staged, staged.rules.ends)
-                    self._check_card(staged)
-                elif staged.rules.ends is None and staged.write.replaces == ALL:
+            for key, staged in self._staged.items():
+                if layout.is_edge(key):
+                    if staged.rows:
+                        self._check_ends(staged, self._ends(staged))
+                        self._check_card(staged)
+                elif staged.write.replaces == ALL:
                     self._check_stranded(staged)
         return self._bad_rows()
 
@@ -138,6 +144,16 @@ class _Round(RoundRows):
             f"values that no row of {key} has yet",
             "Drop those rows, or change the values",
         )
+
+    def _ends(self, staged: Staged) -> tuple[str, str]:
+        if staged.rules.ends is None:
+            raise CorruptManifestError(
+                f"{layout.SCHEMA_PG} doesn't declare {staged.write.table_key}",
+                expected="its two ends, to check that they exist",
+                hint="Write with integrity=keys, or declare the edge in the file",
+                table_key=staged.write.table_key,
+            )
+        return staged.rules.ends
 
     def _check_ends(self, staged: Staged, ends: tuple[str, str]) -> None:
         s = staged.name

@@ -33,13 +33,15 @@ ALL = "all rows"
 class TableWrite:
     """What a write does to one table: its staged files, and which rows it `replaces`.
 
-    `replaces` is NOTHING, SAME_IDS (an upsert) or ALL (an overwrite, or a table that is made).
+    `replaces` is NOTHING, SAME_IDS (an upsert) or ALL (an overwrite). `made_ids`: the write itself
+    gave every row a new id, which no other row can have.
     """
 
     table_key: str
     replaces: str
     files: tuple[StagedFile, ...]
     schema: pa.Schema
+    made_ids: bool = False
 
 
 @dataclass
@@ -61,14 +63,16 @@ class Staged:
 class Question:
     """What one round asks: the staged `writes` on top of `snapshot`, by the rules of `schema`.
 
-    `strict` looks at edges too; `set_aside` takes violating rows out of the write instead of
-    failing it. `seen` are the fragments, by table, that an earlier round found in order.
+    `unique` looks at `@unique` and `strict` at edges too; `set_aside` takes violating rows out of
+    the write instead of failing it. `seen` are the fragments, by table, that an earlier round found
+    in order.
     """
 
     storage: Storage
     snapshot: Snapshot
     schema: EngineSchema
     writes: tuple[TableWrite, ...]
+    unique: bool
     strict: bool
     set_aside: bool
     seen: Mapping[str, frozenset[str]]
@@ -96,9 +100,11 @@ class RoundRows:
 
     def _described(self, number: int, write: TableWrite) -> Staged:
         found = rules.of_table(self._asked.schema, write.table_key)
-        stored = ["id", *(("src", "dst") if layout.is_edge(write.table_key) else ())]
+        with_ends = self._asked.strict and layout.is_edge(write.table_key)
+        stored = ["id", *(("src", "dst") if with_ends else ())]
         there = set(write.schema.names)
-        groups = tuple(group for group in found.unique if set(group) <= there)
+        asked = found.unique if self._asked.unique else ()
+        groups = tuple(group for group in asked if set(group) <= there)
         extra = [c for c in dict.fromkeys(c for group in groups for c in group) if c not in stored]
         columns = {name: name for name in stored} | {f"c{i}": c for i, c in enumerate(extra)}
         kept = TableRules(unique=groups, ends=found.ends, card=found.card)
@@ -176,10 +182,13 @@ class RoundRows:
         *,
         whole: bool = False,
     ) -> pa.RecordBatchReader:
-        """Return the rows of a table in the snapshot; unless `whole`, not those that were seen."""
+        """Return the rows of a table in the snapshot; unless `whole`, not those that were seen.
+
+        What was seen is known by its content: an earlier round compared those very rows.
+        """
         fragments = self._fragments_of(key)
         seen = None if whole else self._asked.seen.get(key)
-        if seen is None or not seen <= fragments.keys():
+        if seen is None:
             return sources.published_rows(self._datasets[key], columns, None, among)
         new = [fragment for told, fragment in fragments.items() if told not in seen]
         return sources.published_rows(self._datasets[key], columns, new)

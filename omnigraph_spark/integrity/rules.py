@@ -89,11 +89,13 @@ class Integrity:
 
     `values` are the rules that tasks check, by table key, already those of the level;
     `bad_records_path` is where violating rows go instead of failing the write (None: they fail it).
+    `made_ids` are the edge tables whose frames have no ids: each row gets a new one.
     """
 
     level: str = OFF
     bad_records_path: str | None = None
     values: Mapping[str, tuple[ValueRule, ...]] = field(default_factory=dict)
+    made_ids: frozenset[str] = frozenset()
 
     def checks_rows(self) -> bool:
         """Tell whether the commit looks at keys and ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
 from omnigraph_spark import layout
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader
 
     from omnigraph_spark.graph import OmniGraph
+    from omnigraph_spark.maintenance.cleanup import Cleaned
     from omnigraph_spark.maintenance.optimize import Optimized
     from omnigraph_spark.maintenance.rounds import Maintained
     from omnigraph_spark.options import WriteOptions
@@ -145,4 +147,37 @@ class MaintenanceMethods:
             deletions=deletions,
             settings=Settings.of(asked),
             actor=asked.actor,
+        )
+
+    def cleanup(
+        self,
+        older_than: timedelta = timedelta(days=7),
+        keep: int = 1,
+        *,
+        dry_run: bool = True,
+        force: bool = False,
+        commit_timeout_seconds: float = 300.0,
+    ) -> Cleaned:
+        """Remove versions, files and leftovers that nothing needs; `dry_run` says what would go.
+
+        Of each branch stay the versions that were its newest within `older_than`, and its `keep`
+        newest; of all branches what tags, branches and merges need. Everything that those name
+        stays, in every table. Under 7 days `force` is needed; under a day, or ten times
+        `commit_timeout_seconds` (the longest that any writer of the graph uses), nothing goes.
+
+        Raises:
+            OptionError: under 7 days without `force`, or `keep` under 1.
+            GraphNotFoundError: no graph is there.
+            UnsupportedManifestVersion, RecoveryPendingError: the graph can't be written.
+            StorageError: the store failed; what was removed before stays removed.
+        """
+        from omnigraph_spark.maintenance.cleanup import cleanup
+
+        return cleanup(
+            self._store(),
+            older_than,
+            keep,
+            dry_run=dry_run,
+            force=force,
+            commit_timeout_seconds=commit_timeout_seconds,
         )

@@ -120,12 +120,11 @@ def _tables(_storage: Storage, snapshot: Snapshot) -> Iterator[dict[str, Any]]:
 
 
 def _history(storage: Storage, snapshot: Snapshot) -> Iterator[dict[str, Any]]:
-    """Yield the commits up to the snapshot, newest first, with what their version rows tell."""
-    lineage = [
-        commit
-        for commit in commits.read_commits(storage, snapshot.branch)
-        if commit.manifest_version <= snapshot.graph_version
-    ]
+    """Yield the commits up to the snapshot, newest first, with what their version rows tell.
+
+    Publishes that have no row in the lineage yet are told like the others (PROTOCOL 30).
+    """
+    lineage = commits.complete(storage, snapshot.branch, snapshot.graph_version)
     told = read_notes(storage, snapshot)
     for commit in reversed(lineage):
         version = commit.manifest_version

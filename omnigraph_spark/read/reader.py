@@ -22,11 +22,11 @@ from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.options import ReadOptions
 from omnigraph_spark.read import filters, plan, user_filter
 from omnigraph_spark.read.frame_schema import FrameColumns
-from omnigraph_spark.read.open_datasets import opened
+from omnigraph_spark.read.open_datasets import fragments_of, opened
 from omnigraph_spark.storage import Storage
 
 if TYPE_CHECKING:
-    from lance import LanceDataset, LanceFragment
+    from lance import LanceDataset
     from pyspark.sql.types import StructType
 
 BATCH_BYTES = 8 << 20
@@ -161,7 +161,7 @@ class OmnigraphReader(DataSourceReader):
         return dataset.scanner(
             columns=names or ["_rowid"],
             filter=where,
-            fragments=_fragments(dataset, scan),
+            fragments=fragments_of(dataset, scan),
             offset=offset,
             limit=limit,
             batch_size=rows,
@@ -205,19 +205,6 @@ class _PushFilters:
 
     def __call__(self, spark_filters: list[Any]) -> Iterable[Any]:
         return self._reader.push(spark_filters)
-
-
-def _fragments(dataset: LanceDataset, scan: plan.Scan) -> list[LanceFragment]:
-    found = [dataset.get_fragment(number) for number in scan.fragments]
-    there = [fragment for fragment in found if fragment is not None]
-    if len(there) < len(found):
-        raise StorageError(
-            f"{scan.table_key} is another dataset than the one that was planned",
-            expected=f"fragments {list(scan.fragments)[:20]}",
-            found=f"{len(there)} of them",
-            hint="Load the frame again",
-        )
-    return there
 
 
 def _both(left: str | None, right: str | None) -> str | None:

@@ -238,6 +238,7 @@ class _Write:
                         self._check.bad(key),
                     )
                 )
+                _log.info("write %s: %s is at %d", plan.publish_id, key, moved[-1].version)
                 faults.point(f"commit.table_{number if number <= 3 else 'n'}")
             faults.point("commit.tables_done")
             request = self._request(snapshot, moved)
@@ -248,6 +249,7 @@ class _Write:
         except (StartOver, OmnigraphError):
             quietly_put_back(self._round, moved, {k: t.schema for k, t in plan.targets.items()})
             raise
+        _log.info("write %s: graph version %d", plan.publish_id, published.graph_version)
         faults.point("commit.after_publish")
         return published
 

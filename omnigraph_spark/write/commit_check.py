@@ -61,7 +61,8 @@ class CommitCheck:
             UnsupportedError: a rule that can't be checked here.
         """
         plan = self._plan
-        if not plan.integrity.checks_rows() or plan.mode == RESTORE:
+        # An upsert can't tell two rows of one id apart: at every level it must have one of each.
+        if plan.mode == RESTORE or not (plan.integrity.checks_rows() or plan.mode == MERGE):
             return
         schema = engine_schema.read(plan.storage) or EngineSchema()
         self.verdict = cross_rows.check(
@@ -70,9 +71,16 @@ class CommitCheck:
                 snapshot=snapshot,
                 schema=schema.with_types(plan.new_types),
                 writes=tuple(
-                    TableWrite(key, _replaces(plan), self._files[key], plan.targets[key].schema)
+                    TableWrite(
+                        key,
+                        _replaces(plan),
+                        self._files[key],
+                        plan.targets[key].schema,
+                        key in plan.integrity.made_ids,
+                    )
                     for key in touched
                 ),
+                unique=plan.integrity.checks_rows(),
                 strict=plan.integrity.level == STRICT,
                 set_aside=self._bad is not None,
                 seen=self.verdict.seen,

@@ -7,7 +7,7 @@ definitions, else to those that the graph has (DESIGN 2).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql.types import StringType, StructField, StructType
@@ -164,7 +164,11 @@ def _plan_tables(
     for key, schema in written.items():
         if schema is not None:
             _check(schema, plan.targets[key])
-    return plan
+    made = frozenset(
+        key for key, schema in written.items() if schema is not None and "id" not in schema.names
+    )
+    edges = frozenset(key for key in made if layout.is_edge(key))
+    return replace(plan, integrity=replace(plan.integrity, made_ids=edges))
 
 
 def _table_key(snapshot: Snapshot, name: str) -> str:

@@ -47,7 +47,7 @@ from omnigraph_spark.manifest.snapshot import (
 )
 from omnigraph_spark.manifest.writable import branch_identifier, refuse_moved
 from omnigraph_spark.options import WriteOptions
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import Storage, normalize_root
 
 APPEND = "append"
 OVERWRITE = "overwrite"
@@ -176,7 +176,10 @@ def plan_write(
     new_types = _new_types(snapshot, tables, targets)
     engine_schema.types_to_add(schema, new_types)  # refuses now what the commit would refuse
     integrity = rules.of_write(
-        options.integrity, options.bad_records_path, schema.with_types(new_types), targets
+        options.integrity,
+        options.bad_records_path and normalize_root(options.bad_records_path),
+        schema.with_types(new_types),
+        targets,
     )
     if options.branch_from is not None and snapshot.graph_version == _NO_BRANCH:
         manage.ensure_branch(storage, options.branch, refs.named(storage, options.branch_from))

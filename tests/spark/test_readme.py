@@ -79,6 +79,17 @@ def test_the_readme_travels_in_time(spark: SparkSession, local_store: Store) -> 
     run_python("README.md", "Time travel, branches, history", names)
 
 
+def test_the_readme_and_the_document_maintain_the_graph(spark: SparkSession, graph: str) -> None:
+    for document, heading in (
+        ("README.md", "Indices, optimize, cleanup"),
+        ("docs/maintenance.md", "Maintenance: indices, optimize, cleanup"),
+    ):
+        made = run_python(document, heading, {"spark": spark, "uri": graph, "OmniGraph": OmniGraph})
+        (row,) = made["graph"].indexes().where("name = 'name_idx'").collect()
+        assert (row.table_key, row.rows_indexed, row.rows_not_indexed) == ("node:Person", 2, 0)
+        assert made["graph"].table("Person").count() == 2
+
+
 def test_the_sql_of_the_readme_runs(spark: SparkSession, graph: str) -> None:
     run_sql(spark, "README.md", "SQL", graph)
     assert [row.id for row in spark.table("people").where("age = 72").collect()] == ["Edsger"]

@@ -25,7 +25,6 @@ MAX_FUNCTION_LINES = 80
 KNOW_SPARK = {
     "omnigraph_spark",  # exports
     "arrow_types",
-    "branches.changes",
     "branches.diff",
     "branches.merge",
     "branches.merge_rows",
@@ -37,6 +36,7 @@ KNOW_SPARK = {
     "graph",
     "loading",
     "maintenance.spark_tasks",
+    "read.feed_reader",
     "read.frame_schema",
     "read.metadata_reader",
     "read.reader",
@@ -58,8 +58,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("manifest", "history", "engine_schema", "relocation"),
     ("auto_cleanup", "faults"),
     ("storage",),
-    ("engine_types", "ids", "lance_errors", "layout", "option_values", "options"),
-    ("errors", "redaction"),
+    ("engine_types", "ids", "lance_errors", "layout", "option_rules", "option_values", "options"),
+    ("errors", "progress", "redaction"),
 )
 
 STAMP_KEY = "omnigraph:internal_schema_version"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from omnigraph_spark import faults
-from omnigraph_spark.errors import IntegrityError, StorageError
+from omnigraph_spark.errors import IntegrityError, OptionError, StorageError
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.storage import Storage
 from tests.format_checker import check_graph
@@ -21,6 +22,7 @@ from tests.support.ruled import (
     Rows,
     bad_records,
     edge,
+    planned,
     rows,
     ruled_graph,
     save,
@@ -28,9 +30,16 @@ from tests.support.ruled import (
 from tests.support.writes import head, once
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ruled") / "g"
+    ruled_graph(folder)
+    return folder
+
+
 @pytest.fixture
-def graph(tmp_path: Path) -> Storage:
-    return ruled_graph(tmp_path / "g")
+def graph(template: Path, tmp_path: Path) -> Storage:
+    return Storage.at(str(shutil.copytree(template, tmp_path / "g")))
 
 
 @pytest.fixture
@@ -227,3 +236,14 @@ def test_a_commit_that_dies_after_the_rows_and_before_their_removal_leaves_nothi
     assert rows(graph, PERSON) == ["a", "b", "c"]
     save(graph, {PERSON: [{"id": "o"}]}, integrity="keys")
     assert rows(graph, PERSON) == ["a", "b", "c", "o"]
+
+
+def test_a_relative_path_means_the_folder_of_the_driver_and_a_bad_one_is_refused_at_once(
+    graph: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert planned(graph, [PERSON], badRecordsPath="x").integrity.bad_records_path == str(
+        tmp_path / "x"
+    )
+    with pytest.raises(OptionError, match=r"OMNIGRAPH_OPTION\]"):
+        planned(graph, [PERSON], badRecordsPath="ftp://host/x")

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omnigraph_spark import faults
-from omnigraph_spark.errors import IntegrityError, UnsupportedError
+from omnigraph_spark import faults, layout
+from omnigraph_spark.errors import (
+    CorruptManifestError,
+    ExpectedVersionMismatch,
+    IntegrityError,
+    UnsupportedError,
+)
+from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.storage import Storage
+from omnigraph_spark.write.commit import commit
+from omnigraph_spark.write.commit_check import CommitCheck
+from omnigraph_spark.write.plan import plan_write
 from tests.support.frames import nothing_written
 from tests.support.ruled import (
     COMPANY,
     KNOWS,
     PERSON,
+    SCHEMA,
     WORKS,
     Row,
     Rows,
@@ -26,14 +40,21 @@ from tests.support.ruled import (
     save,
     staged,
 )
-from tests.support.writes import data_files, head, once
+from tests.support.writes import data_files, head, once, write_options
 
 LEVELS = ("keys", "strict")
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ruled") / "g"
+    ruled_graph(folder)
+    return folder
+
+
 @pytest.fixture
-def graph(tmp_path: Path) -> Storage:
-    return ruled_graph(tmp_path / "g")
+def graph(template: Path, tmp_path: Path) -> Storage:
+    return Storage.at(str(shutil.copytree(template, tmp_path / "g")))
 
 
 @pytest.fixture(autouse=True)
@@ -217,9 +238,6 @@ def test_new_nodes_and_the_edges_to_them_go_into_one_write(graph: Storage) -> No
 
 
 def test_a_new_graph_is_written_whole_under_strict(tmp_path: Path) -> None:
-    from omnigraph_spark import layout
-    from tests.support.ruled import SCHEMA
-
     storage = Storage.at(str(tmp_path / "new"))
     storage.put(layout.SCHEMA_PG, SCHEMA.encode())
     people: list[Row] = [{"id": "a"}, {"id": "b"}]
@@ -315,8 +333,6 @@ def test_a_rule_of_an_edge_property_is_checked(graph: Storage) -> None:
 def test_a_pattern_that_cannot_be_read_is_refused_before_anything_is_written(
     tmp_path: Path,
 ) -> None:
-    from omnigraph_spark import layout
-
     storage = Storage.at(str(tmp_path / "g"))
     text = 'node Person {\n    code: String?\n    @check(code, "a(?=b)")\n}\n'
     storage.put(layout.SCHEMA_PG, text.encode())
@@ -326,6 +342,60 @@ def test_a_pattern_that_cannot_be_read_is_refused_before_anything_is_written(
         pytest.raises(UnsupportedError, match=r"OMNIGRAPH_UNSUPPORTED\] .*Person.code.*a\(\?=b\)"),
     ):
         save(storage, {PERSON: [{"id": "b", "code": "x"}]}, integrity="keys")
+
+
+def test_strict_refuses_edges_whose_ends_are_declared_nowhere(graph: Storage) -> None:
+    text = SCHEMA.partition("edge Knows")[0]
+    for name in (layout.SCHEMA_IR, layout.SCHEMA_STATE):
+        graph.delete(name)
+    graph.put(layout.SCHEMA_PG, text.encode())
+    plan = plan_write(graph, write_options(graph, integrity="strict"), {KNOWS: None})
+    with pytest.raises(CorruptManifestError, match=r"doesn't declare edge:Knows"):
+        commit(plan, staged(plan, {KNOWS: [edge("a", "b")]}))
+
+
+# --- upserts -------------------------------------------------------------------------------------
+
+
+def check_upsert(graph: Storage, *tasks: Rows, integrity: str = "strict") -> None:
+    """Check rows as an upsert commits them: they replace the rows of their ids."""
+    keys = sorted({key for task in tasks for key in task})
+    plan = planned(graph, keys, integrity=integrity)
+    files = staged(plan, *tasks)
+    by_table = {key: [one for one in files if one.table_key == key] for key in keys}
+    CommitCheck(replace(plan, mode="merge"), by_table).run(load(graph), keys)
+
+
+@pytest.mark.parametrize("level", ["off", "keys", "strict"])
+def test_an_upsert_may_bring_ids_that_are_there_and_no_id_twice(graph: Storage, level: str) -> None:
+    check_upsert(graph, {PERSON: [{"id": "a"}, {"id": "n"}]}, integrity=level)
+    for tasks in (
+        [{PERSON: [{"id": "n"}, {"id": "n"}]}],
+        [{PERSON: [{"id": "n"}]}, {PERSON: [{"id": "n"}]}],
+        [{PERSON: [{"id": "a"}]}, {PERSON: [{"id": "a"}]}],
+    ):
+        with pytest.raises(IntegrityError, match=r"2 rows of node:Person .*'unique id'"):
+            check_upsert(graph, *tasks, integrity=level)
+
+
+def test_an_upsert_may_keep_or_swap_unique_values_and_not_take_one_that_stays(
+    graph: Storage,
+) -> None:
+    save(graph, {PERSON: [{"id": "m", "email": "m@x"}, {"id": "n", "email": "n@x"}]})
+    check_upsert(graph, {PERSON: [{"id": "m", "email": "m@x"}]})
+    check_upsert(graph, {PERSON: [{"id": "m", "email": "n@x"}, {"id": "n", "email": "m@x"}]})
+    with pytest.raises(IntegrityError, match=r"1 row .*'unique' \(column email\).*'n@x'"):
+        check_upsert(graph, {PERSON: [{"id": "m", "email": "n@x"}]})
+
+
+def test_an_upsert_of_edges_counts_the_rows_that_stay(graph: Storage) -> None:
+    save(graph, {WORKS: [edge("a", "acme", id="aw2")], PERSON: [{"id": "d"}]})
+    check_upsert(graph, {WORKS: [edge("a", "acme", id="aw"), edge("b", "acme")]})
+    with pytest.raises(IntegrityError, match=r"1 row of edge:Works .*'card' .*'a'"):
+        check_upsert(graph, {WORKS: [edge("a", "acme", id="aw3")]})
+    with pytest.raises(IntegrityError, match=r"1 row of edge:Works .*'edge ends exist' .*'e'"):
+        check_upsert(graph, {WORKS: [edge("e", "acme", id="aw")]})
+    check_upsert(graph, {PERSON: [{"id": "e"}], WORKS: [edge("e", "acme", id="aw")]})
 
 
 # --- rivals --------------------------------------------------------------------------------------
@@ -395,10 +465,8 @@ def test_rows_that_an_earlier_round_saw_and_a_restore_brought_back_are_looked_at
         if (act := next(rivals, None)) is not None:
             act()
 
-    faults.arm("commit.before_publish", lambda: None)
     plan = planned(graph, [PERSON], integrity="keys")
     files = staged(plan, {PERSON: [{"id": "x"}]})
-    from omnigraph_spark.write.commit import commit
 
     def guarded() -> None:
         faults.disarm()
@@ -416,3 +484,52 @@ def test_an_edge_check_survives_that_others_add_nodes(graph: Storage) -> None:
     faults.arm("commit.before_publish", rival)
     save(graph, {KNOWS: [edge("a", "c")]}, integrity="strict")
     assert len(rows(graph, KNOWS)) == 2
+
+
+def test_of_many_writers_of_one_new_id_at_once_one_lands(graph: Storage) -> None:
+    """Two rounds of six here; OMNIGRAPH_SPARK_RACES=200 makes it as many rounds of sixteen."""
+    many = os.environ.get("OMNIGRAPH_SPARK_RACES")
+    rounds, writers = (int(many), 16) if many else (2, 6)
+
+    def write(number: int) -> IntegrityError | None:
+        try:
+            save(graph, {PERSON: [{"id": f"new-{number}"}]}, integrity="keys")
+        except IntegrityError as error:
+            return error
+        return None
+
+    for number in range(rounds):
+        with ThreadPoolExecutor(writers) as pool:
+            outcomes = list(pool.map(write, [number] * writers))
+        assert outcomes.count(None) == 1
+        assert {one.rule for one in outcomes if one is not None} == {"unique id"}
+    assert rows(graph, PERSON) == sorted(["a", "b", "c", *(f"new-{n}" for n in range(rounds))])
+
+
+def test_of_edges_and_overwrites_of_nodes_at_once_none_leaves_an_edge_without_its_end(
+    graph: Storage,
+) -> None:
+    """Four rounds here; OMNIGRAPH_SPARK_RACES=50 makes it as many."""
+    for number in range(int(os.environ.get("OMNIGRAPH_SPARK_RACES", "4"))):
+        save(graph, {PERSON: [{"id": f"n{number}"}]}, integrity="strict")
+
+        def overwrite() -> None:
+            save(
+                graph,
+                {PERSON: [{"id": "a"}, {"id": "b"}]},
+                mode="overwrite",
+                integrity="strict",
+            )
+
+        def insert(end: str) -> None:
+            save(graph, {KNOWS: [edge("a", end)]}, integrity="strict")
+
+        with ThreadPoolExecutor(2) as pool:
+            done = [pool.submit(overwrite), pool.submit(insert, f"n{number}")]
+        errors = [one.exception() for one in done]
+        assert all(
+            error is None or isinstance(error, (IntegrityError, ExpectedVersionMismatch))
+            for error in errors
+        ), errors
+        people = set(rows(graph, PERSON))
+        assert {end for pair in rows(graph, KNOWS, "src", "dst") for end in pair} <= people
