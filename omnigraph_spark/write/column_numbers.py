@@ -59,7 +59,7 @@ def with_names(dataset: LanceDataset, names: Mapping[str, str]) -> LanceSchema:
     with translated("Renaming columns"):
         empty = _empty(dataset)
         for old, new in names.items():
-            empty.alter_columns({"path": old, "name": new})
+            empty.alter_columns({"path": old, "name": new})  # type: ignore[dict-item]
         return empty.lance_schema
 
 
