@@ -53,6 +53,7 @@ def restored(storage: Storage, text: str) -> WritePlan:
     """Return the plan of one table that `describe` wrote."""
     plain = json.loads(text)
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(plain["target"].pop("schema"))))
+    plain["target"]["added"] = tuple(plain["target"]["added"])
     target = TableTarget(**plain["target"], schema=schema)
     return WritePlan(
         storage=storage,

@@ -35,7 +35,7 @@ from omnigraph_spark.manifest.rows import OURS, ManifestRow, TableRow, Tombstone
 from omnigraph_spark.manifest.snapshot import Snapshot, fold, load, read_rows
 from omnigraph_spark.manifest.txn import check_txn
 from omnigraph_spark.manifest.writable import open_for_writing
-from omnigraph_spark.write import heal, staged_files
+from omnigraph_spark.write import heal, property_files, staged_files
 from omnigraph_spark.write.commit_check import CommitCheck
 from omnigraph_spark.write.plan import APPEND, CREATE, OVERWRITE, RESTORE, TableTarget, WritePlan
 from omnigraph_spark.write.publish_marks import marks
@@ -117,8 +117,9 @@ def _by_table(plan: WritePlan, staged: Iterable[StagedTable]) -> dict[str, list[
 
 def _is_touched(plan: WritePlan, key: str, by_table: Mapping[str, Sequence[StagedTable]]) -> bool:
     """Tell whether a table gets a new version: it has rows, is listed, or gets a txn mark."""
+    target = plan.targets[key]
     has_rows = any(one.fragments for one in by_table[key])
-    listed = plan.targets[key].mode in (OVERWRITE, CREATE, RESTORE)
+    listed = bool(target.added) or target.mode in (OVERWRITE, CREATE, RESTORE)
     return has_rows or listed or plan.txn is not None
 
 
@@ -343,6 +344,7 @@ class _Write:
         """Write lineage and tidy up; the write is done whatever happens here."""
         plan = self._plan
         if not published.skipped:
+            self._tidy(lambda: property_files.name_added(plan.storage, plan.new_properties))
             self._tidy(
                 lambda: commits.record_publish(
                     plan.storage,

@@ -18,6 +18,7 @@ from omnigraph_spark.engine_schema.model import (
     EdgeType,
     EngineSchema,
     NodeType,
+    Property,
     of_arrow,
     table_schema,
 )
@@ -77,6 +78,7 @@ class TableTarget:
 
     `table_branch` is the Lance branch that is written to: the graph branch's name, None for `main`.
     `restore_to` is the version of that line whose content the table gets again, without new files.
+    `added` are the columns of `schema` that the table lacked at the plan; they come last.
     """
 
     table_key: str
@@ -87,6 +89,7 @@ class TableTarget:
     schema: pa.Schema
     key: str | None = None
     restore_to: int | None = None
+    added: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,8 +121,8 @@ class WritePlan:
     `expected` are the versions that must still be the published ones at the commit, in every round:
     the caller's, the ones the frame was read from, and, for an overwrite, the ones it was planned
     on. `dropped` are tables that get a tombstone; `merged_parent` is the commit that a merge brings
-    in. `unchecked` says that an overwrite knew, of a table it replaces, no version to expect but
-    the head's.
+    in; `new_properties` are what the schema files learn of added columns. `unchecked` says that an
+    overwrite knew, of a table it replaces, no version to expect but the head's.
     """
 
     storage: Storage
@@ -138,6 +141,7 @@ class WritePlan:
     merged_parent: str | None = None
     settings: Settings = field(default_factory=Settings)
     integrity: Integrity = field(default_factory=Integrity)
+    new_properties: Mapping[str, tuple[Property, ...]] = field(default_factory=dict)
 
 
 def plan_write(

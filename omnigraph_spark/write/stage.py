@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from omnigraph_spark import faults
 from omnigraph_spark.lance_errors import translated
-from omnigraph_spark.write import field_map
+from omnigraph_spark.write import column_numbers, field_map
 from omnigraph_spark.write.field_map import FieldMap
 from omnigraph_spark.write.plan import CREATE, TableTarget, WritePlan
 
@@ -91,13 +91,13 @@ def _stage_one(
         return StagedTable(target.table_key, (), 0, 0, ())
     counted = _Counted(first, batches)
     reader = pa.RecordBatchReader.from_batches(first.schema, iter(counted))
-    destination, fields = _destination(plan, target)
+    destination, written, fields = _destination(plan, target)
     try:
         with translated(f"Writing fragments of {target.table_key}"):
             fragments = write_fragments(
                 reader,
                 destination,
-                mode="overwrite" if target.mode == CREATE else "append",
+                mode="append" if written is fields and target.mode != CREATE else "overwrite",
                 max_rows_per_file=plan.settings.max_rows_per_file,
                 max_bytes_per_file=plan.settings.max_bytes_per_file,
                 data_storage_version=DATA_STORAGE_VERSION,
@@ -109,7 +109,7 @@ def _stage_one(
             raise counted.error
     return StagedTable(
         target.table_key,
-        tuple(_fragment_json(fragment) for fragment in fragments),
+        tuple(column_numbers.renumbered(map(_fragment_json, fragments), written, fields)),
         counted.rows,
         counted.bytes,
         fields,
@@ -145,14 +145,25 @@ class _Counted:
         return batch
 
 
-def _destination(plan: WritePlan, target: TableTarget) -> tuple[LanceDataset | str, FieldMap]:
-    """Return where Lance writes and the field map that its fragments follow."""
+def _destination(
+    plan: WritePlan, target: TableTarget
+) -> tuple[LanceDataset | str, FieldMap, FieldMap]:
+    """Return where Lance writes, the field ids that it gives, and those that fragments are to have.
+
+    They differ where the write adds columns: Lance then numbers the columns as a new table's.
+    """
+    # On a graph branch a table's first version is one of its fork, and so are its files.
+    place = plan.storage.dataset_uri(target.location, target.table_branch)
     if target.mode == CREATE:
-        # On a graph branch the table's first version is one of its fork, and so are its files.
-        place = plan.storage.dataset_uri(target.location, target.table_branch)
-        return place, field_map.of_new(target.schema)
+        fields = field_map.of_new(target.schema)
+        return place, fields, fields
     dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
-    return dataset, field_map.of_dataset(dataset)
+    if not target.added:
+        fields = field_map.of_dataset(dataset)
+        return dataset, fields, fields
+    new = [target.schema.field(name) for name in target.added]
+    planned = field_map.of_schema(column_numbers.with_columns(dataset, new))
+    return place, field_map.of_new(target.schema), planned
 
 
 def _fragment_json(fragment: Any) -> dict[str, Any]:

@@ -108,3 +108,19 @@ def test_the_sql_document_makes_views(spark: SparkSession, graph: str) -> None:
     run_python("docs/sql.md", "Views", {"spark": spark, "uri": graph, "OmniGraph": OmniGraph})
     assert spark.table("g_Person").count() == 2
     assert spark.table("g_Knows").count() == 1
+
+
+def test_the_examples_of_the_branches_page_run_one_after_the_other(
+    spark: SparkSession, graph: str
+) -> None:
+    names: dict[str, Any] = {"spark": spark, "uri": graph, "OmniGraph": OmniGraph}
+    run_python("docs/branches.md", "Branches, history and time travel", names)
+    for heading in ("Making and writing branches", "Tags, restore", "Comparing", "Merging"):
+        run_python("docs/branches.md", heading, names)
+    assert names["dry"].conflicts == {}
+    run_python("docs/branches.md", "Change feed", names)
+    assert {row._change_type for row in names["feed"].collect()} == {"insert"}
+    run_sql(spark, "docs/branches.md", "Change feed", graph)
+    spark.sql("DROP VIEW changes")
+    made = OmniGraph.for_path(spark, graph)
+    assert sorted(row.id for row in made.table("Person").collect()) == ["Ada", "Alan", "Grace"]

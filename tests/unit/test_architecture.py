@@ -41,6 +41,7 @@ KNOW_SPARK = {
     "read.metadata_reader",
     "read.reader",
     "write.frame_plan",
+    "write.merge_schema",
     "write.writer",
 }
 
