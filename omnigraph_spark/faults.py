@@ -46,6 +46,8 @@ POINTS = frozenset(
         "table.landed",
         "table.after_commit",
         "table.after_strip",
+        "table.before_columns",
+        "table.columns_added",
         "table.before_restore",
         "table.after_restore",
         "publish.opened",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from omnigraph_spark import layout, options
+from omnigraph_spark.branches import times
 from omnigraph_spark.branches.ref_methods import RefMethods
 from omnigraph_spark.errors import from_spark
 from omnigraph_spark.maintenance.methods import MaintenanceMethods
@@ -73,8 +74,8 @@ class OmniGraph(RefMethods, MaintenanceMethods):
     ) -> DataFrame:
         """Return one table as a frame: `node:Person`, `edge:Knows`, or a bare name that fits one.
 
-        `version` is a graph version, a commit id or a tag; None reads the newest, pinned from here
-        on.
+        `version` is a graph version, a commit id, a tag, or a time with its zone (the last commit
+        at or before it); None reads the newest, pinned from here on.
 
         Raises:
             AnalysisException: with the typed error's text (`from_spark` gives it back).
@@ -129,8 +130,6 @@ class OmniGraph(RefMethods, MaintenanceMethods):
             SchemaMismatchError: a column's type changed within the versions.
         """
         from pyspark.errors import AnalysisException
-
-        from omnigraph_spark.branches import times
 
         reader = self._reader(branch, None).option("readChangeFeed", "true")
         for name, text in (("starting", str(start)), ("ending", None if end is None else str(end))):
@@ -255,7 +254,8 @@ class OmniGraph(RefMethods, MaintenanceMethods):
         if branch is not None:
             reader = reader.option("branch", branch)
         if version is not None:
-            reader = reader.option("versionAsOf", str(version))
+            is_time = times.is_like_time(str(version))
+            reader = reader.option("timestampAsOf" if is_time else "versionAsOf", str(version))
         return reader
 
     def _spark_storage(self) -> dict[str, str]:

@@ -113,7 +113,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("onDelete", choice("restrict", "cascade"), "restrict", (WRITE,),
            "for edges of deleted nodes (not built yet)"),
     Option("mergeSchema", boolean, "false", (WRITE,),
-           "add missing nullable properties (not built yet: only `false`)"),
+           "columns that the table lacks are added to it as nullable properties"),
     Option("expectedTableVersions", versions, None, (WRITE,),
            'JSON `{"node:Person": 7}` (0 = no such table); any difference is'
            ' `ExpectedVersionMismatch`'),
@@ -286,6 +286,7 @@ class WriteOptions:
     expected_table_versions: Mapping[str, int]
     last_writer_wins: bool
     integrity: str
+    merge_schema: bool
     bad_records_path: str | None
     branch_from: str | None
     actor: str | None
@@ -325,6 +326,7 @@ class WriteOptions:
             expected_table_versions=parsed.get("expectedTableVersions") or {},
             last_writer_wins=parsed.get("lastWriterWins"),
             integrity=parsed.get("integrity"),
+            merge_schema=parsed.get("mergeSchema"),
             bad_records_path=parsed.get("badRecordsPath"),
             branch_from=parsed.get("branchFrom"),
             actor=parsed.get("actor"),
@@ -378,7 +380,7 @@ def _refuse_other(parsed: Parsed, scope: str, doing: str) -> None:
 def _refuse_unbuilt(parsed: Parsed) -> None:
     _refuse_other(parsed, READ, "writing")
     _refuse_other(parsed, CREATE, "writing")
-    for name, allowed in (("mergeSchema", False), ("onDelete", "restrict")):
+    for name, allowed in (("onDelete", "restrict"),):
         if parsed.get(name) != allowed:
             raise OptionError(f"Option {name} is not built yet", hint="Leave it out")
 

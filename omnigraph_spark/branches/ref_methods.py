@@ -44,7 +44,8 @@ class RefMethods:
     def create_branch(self, name: str, from_ref: str = layout.MAIN) -> None:
         """Make a branch; tables are shared with what it is made from until they are written to.
 
-        `from_ref` is a branch (its head), `dev@7`, a tag, a commit id, or a version of `main`.
+        `from_ref` is a branch (its head), `dev@7`, `dev@2024-01-31T12:00:00Z`, a tag, a commit id,
+        or a version or time of `main`.
 
         Raises:
             OptionError: the name is hostile, reserved by the engine, or taken.
@@ -109,7 +110,8 @@ class RefMethods:
     ) -> Committed:
         """Make the content of an older version of a branch its newest, all tables in one commit.
 
-        `version` is a graph version, commit id or tag of the branch's own past. Old versions stay.
+        `version` is a graph version, commit id or tag of the branch's own past, or a time. Old
+        versions stay.
 
         Raises:
             VersionNotFoundError, OptionError: no such version, or the branch never had it.

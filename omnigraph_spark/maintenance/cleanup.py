@@ -11,14 +11,13 @@ branch reads [run].
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
 from omnigraph_spark import layout
 from omnigraph_spark.branches import forks, refs
-from omnigraph_spark.errors import OmnigraphError, OptionError
+from omnigraph_spark.errors import CorruptManifestError, OmnigraphError, OptionError
 from omnigraph_spark.history import crash_records
 from omnigraph_spark.history.crash_records import Heartbeat
 from omnigraph_spark.ids import new_ulid
@@ -27,6 +26,7 @@ from omnigraph_spark.maintenance.references import Line, Names
 from omnigraph_spark.maintenance.retention import Pin, Refs
 from omnigraph_spark.manifest import migrations
 from omnigraph_spark.manifest.snapshot import load, open_main
+from omnigraph_spark.progress import Progress
 from omnigraph_spark.storage import ObjectInfo, Storage
 
 WEEK = timedelta(days=7)
@@ -152,6 +152,16 @@ class _Doomed:
         return CleanedDataset(place, count, len(gone), sum(info.size for info in gone))
 
 
+@dataclass
+class _Plan:
+    """What goes of all datasets, by location; forks as (location, branch); left messages."""
+
+    doomed: dict[str, _Doomed] = field(default_factory=dict)
+    skipped: list[CleanedDataset] = field(default_factory=list)
+    orphans: list[tuple[str, str]] = field(default_factory=list)
+    staged: list[ObjectInfo] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class _Cleanup:
     storage: Storage
@@ -161,57 +171,84 @@ class _Cleanup:
 
     def run(self) -> Cleaned:
         """Plan all, then remove in an order that leaves nothing broken if it stops anywhere."""
-        began = time.monotonic()
         known = Refs.of(self.storage)
-        manifests = references.lines(self.storage, layout.MANIFEST)
-        kept = retention.graph_versions(
-            self.storage,
-            known,
-            {name: manifests[layout.lance_branch(name)].made() for name in known.names},
-            self.cutoff,
-            self.keep,
-        )
-        pins = retention.pins(self.storage, kept)
-        pins |= {(layout.MANIFEST, layout.lance_branch(b), v) for b, n in kept.items() for v in n}
-        _log.info("cleanup: %d graph version(s) stay", sum(map(len, kept.values())))
+        pins = self._pins(known)
         places = self._places()
-        doomed: dict[str, _Doomed] = {}
-        skipped: list[CleanedDataset] = []
-        orphans: list[tuple[str, str]] = []
+        with Progress("cleanup", len(places) * (1 if self.dry_run else 2)) as progress:
+            plan = self._plan(places, pins, known, progress)
+            if not self.dry_run:
+                if Refs.of(self.storage) == known:
+                    self._carry_out(plan, pins, known, progress, places)
+                else:
+                    _log.warning("a branch or tag was made or deleted meanwhile; nothing removed")
+                    plan = _Plan()
+        reports = [one.report(places[location]) for location, one in plan.doomed.items()]
+        return Cleaned(
+            self.dry_run,
+            self.cutoff,
+            tuple(sorted([*reports, *plan.skipped], key=lambda one: one.place)),
+            tuple(f"{places[location]}/{name}" for location, name in plan.orphans),
+            len(plan.staged),
+        )
+
+    def _pins(self, known: Refs) -> set[Pin]:
+        """Return every version of `__manifest` and of the tables that must stay.
+
+        Raises:
+            CorruptManifestError: a branch that is listed has no version.
+            OmnigraphError: a kept graph version can't be read.
+        """
+        manifests = references.lines(self.storage, layout.MANIFEST)
+        made = {}
+        for name in known.names:
+            line = manifests.get(layout.lance_branch(name))
+            if line is None or not line.versions:
+                raise CorruptManifestError(f"Branch {name} is listed and has no version")
+            made[name] = line.made()
+        kept = retention.graph_versions(self.storage, known, made, self.cutoff, self.keep)
+        _log.info("cleanup: %d graph version(s) stay", sum(map(len, kept.values())))
+        own = {(layout.MANIFEST, layout.lance_branch(b), v) for b, n in kept.items() for v in n}
+        return own | retention.pins(self.storage, kept)
+
+    def _plan(
+        self, places: Mapping[str, str], pins: set[Pin], known: Refs, progress: Progress
+    ) -> _Plan:
+        """Say what goes; a dataset that can't be read is left alone as a whole."""
+        plan = _Plan(staged=self._staged())
         for location, place in places.items():
             try:
                 found = references.lines(self.storage, location)
-                orphans += self._orphans(location, found, pins, known)
-                doomed[location] = self._doomed(location, found, pins)
+                doomed = self._doomed(location, found, pins)
+                plan.orphans += self._orphans(location, found, pins, known)
+                plan.doomed[location] = doomed
             except OmnigraphError as error:
                 _log.warning("cleanup leaves %s alone: %s", place, error)
-                skipped.append(CleanedDataset(place, skipped=str(error)))
-        staged = self._staged()
-        if not self.dry_run and Refs.of(self.storage) == known:
-            doomed = self._remove(doomed, pins)
-            for location, name in orphans:
-                forks.remove_fork(self.storage, location, name, keep=known.names)
-            self._delete(staged)
-        elif not self.dry_run:
-            _log.warning("cleanup: a branch or tag was made or deleted meanwhile; nothing removed")
-            doomed, orphans, staged = {}, [], []
-        reports = [one.report(places[location]) for location, one in doomed.items()]
-        result = Cleaned(
-            self.dry_run,
-            self.cutoff,
-            tuple(sorted([*reports, *skipped], key=lambda one: one.place)),
-            tuple(f"{places[location]}/{name}" for location, name in orphans),
-            len(staged),
-        )
-        _log.info(
-            "cleanup%s: %d version(s), %d file(s), %d bytes in %.1f s",
-            " (dry run)" if self.dry_run else "",
-            result.versions,
-            result.files,
-            result.bytes,
-            time.monotonic() - began,
-        )
-        return result
+                plan.skipped.append(CleanedDataset(place, skipped=str(error)))
+            progress.step(f"looked through {place}")
+        return plan
+
+    def _carry_out(
+        self,
+        plan: _Plan,
+        pins: set[Pin],
+        known: Refs,
+        progress: Progress,
+        places: Mapping[str, str],
+    ) -> None:
+        """Remove version files everywhere, look again what is mentioned, remove the files."""
+        for one in plan.doomed.values():
+            self._delete(one.manifests)
+        for location, one in plan.doomed.items():
+            found = references.lines(self.storage, location)
+            again = self._doomed(location, found, pins, all_stay=True)
+            still = {info.path for info in again.files}
+            files = [info for info in one.files if info.path in still]
+            self._delete(files)
+            plan.doomed[location] = _Doomed(one.versions, one.manifests, files)
+            progress.step(f"cleaned up {places[location]}")
+        for location, name in plan.orphans:
+            forks.remove_fork(self.storage, location, name, keep=known.names)
+        self._delete(plan.staged)
 
     def _places(self) -> dict[str, str]:
         """Return all datasets of the graph, `__manifest` first, with what they are called."""
@@ -253,20 +290,6 @@ class _Cleanup:
                         kind, info.path[start:]
                     ):
                         yield info
-
-    def _remove(self, doomed: Mapping[str, _Doomed], pins: set[Pin]) -> dict[str, _Doomed]:
-        """Remove version files everywhere, look again what is mentioned, remove the files."""
-        for one in doomed.values():
-            self._delete(one.manifests)
-        done: dict[str, _Doomed] = {}
-        for location, one in doomed.items():
-            found = references.lines(self.storage, location)
-            again = self._doomed(location, found, pins, all_stay=True)
-            still = {info.path for info in again.files}
-            files = [info for info in one.files if info.path in still]
-            self._delete(files)
-            done[location] = _Doomed(one.versions, one.manifests, files)
-        return done
 
     def _delete(self, found: Sequence[ObjectInfo]) -> None:
         self.storage.delete_many([info.path for info in found])

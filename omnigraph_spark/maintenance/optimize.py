@@ -21,6 +21,7 @@ from omnigraph_spark.maintenance.indices import TableIndex
 from omnigraph_spark.maintenance.prepared import Prepared
 from omnigraph_spark.maintenance.rounds import Maintained, maintain
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load
+from omnigraph_spark.progress import Progress
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write.plan import Settings
 
@@ -83,6 +84,8 @@ def optimize(
             found=f"target_rows={target_rows}, deletions={deletions}",
         )
     done: dict[str, OptimizedTable] = {}
+    keys = _keys(load(storage, branch), tables)
+    progress = Progress(OPTIMIZE, len(keys) + 1)
 
     def prepare(entry: TableEntry) -> Prepared | None:
         dataset = storage.dataset(entry.location, entry.table_branch, entry.table_version)
@@ -98,12 +101,20 @@ def optimize(
             change = sum(len(group.new) - len(group.old) for group in groups)
             built = tuple(sorted(one.name for one in wanted.added))
             done[entry.table_key] = OptimizedTable(entry.table_key, before, before + change, built)
+        progress.step(f"{entry.table_key} is rewritten" if groups else f"{entry.table_key} is tidy")
         return wanted
 
-    keys = _keys(load(storage, branch), tables)
-    finished = maintain(
-        storage, branch, keys, prepare, mode=OPTIMIZE, settings=settings or Settings(), actor=actor
-    )
+    with progress:
+        finished = maintain(
+            storage,
+            branch,
+            keys,
+            prepare,
+            mode=OPTIMIZE,
+            settings=settings or Settings(),
+            actor=actor,
+        )
+        progress.step("published" if finished.publish_id else "nothing to do")
     return Optimized(
         finished.publish_id, finished.graph_version, tuple(done[key] for key in finished.tables)
     )

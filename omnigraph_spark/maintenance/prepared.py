@@ -116,7 +116,8 @@ def apply(round_: Round, prepared: Prepared, entry: TableEntry) -> Moved:
     try:
         before = int(head.version)
         head = strip(head)
-        first = before + 1 if int(head.version) > before else None
+        if head.version != before:
+            first = before = int(head.version)
         made = head
         for operation in _operations(prepared, head):
             faults.point("table.before_commit")

@@ -34,18 +34,10 @@ from omnigraph_spark.manifest.rows import OURS, ManifestRow, TableRow, Tombstone
 from omnigraph_spark.manifest.snapshot import Snapshot, fold, load, read_rows
 from omnigraph_spark.manifest.txn import check_txn
 from omnigraph_spark.manifest.writable import open_for_writing
-from omnigraph_spark.write import heal, staged_files, updates
+from omnigraph_spark.write import heal, property_files, staged_files, updates
 from omnigraph_spark.write.commit_check import CommitCheck
-from omnigraph_spark.write.guards import untouched_guards
-from omnigraph_spark.write.plan import (
-    APPEND,
-    CREATE,
-    MERGE,
-    OVERWRITE,
-    RESTORE,
-    TableTarget,
-    WritePlan,
-)
+from omnigraph_spark.write.guards import KEEPS_IDS, untouched_guards
+from omnigraph_spark.write.plan import CREATE, OVERWRITE, RESTORE, TableTarget, WritePlan
 from omnigraph_spark.write.publish_marks import marks
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_commit import (
@@ -130,8 +122,9 @@ def _touched(plan: WritePlan, by_table: Mapping[str, Sequence[StagedTable]]) -> 
 
 def _is_touched(plan: WritePlan, key: str, by_table: Mapping[str, Sequence[StagedTable]]) -> bool:
     """Tell whether a table gets a new version: it has rows, is listed, or gets a txn mark."""
+    target = plan.targets[key]
     has_rows = any(one.fragments for one in by_table[key])
-    listed = plan.targets[key].mode in (OVERWRITE, CREATE, RESTORE)
+    listed = bool(target.added) or target.mode in (OVERWRITE, CREATE, RESTORE)
     return has_rows or listed or plan.txn is not None
 
 
@@ -198,7 +191,7 @@ class _Write:
         """
         if isinstance(error, ExpectedVersionMismatch):
             return error.table_key not in self._plan.expected
-        return self._plan.mode in (APPEND, MERGE) or not self._plan.expected
+        return self._plan.mode in KEEPS_IDS or not self._plan.expected
 
     def _once(self, heartbeat: Heartbeat) -> Published:
         """Do one round, from a fresh snapshot to the publish."""
@@ -262,6 +255,7 @@ class _Write:
                         self._check.bad(key),
                     )
                 )
+                _log.info("write %s: %s is at %d", plan.publish_id, key, moved[-1].version)
                 faults.point(f"commit.table_{number if number <= 3 else 'n'}")
             faults.point("commit.tables_done")
             request = self._request(snapshot, moved)
@@ -272,6 +266,7 @@ class _Write:
         except (StartOver, OmnigraphError):
             quietly_put_back(self._round, moved, {k: t.schema for k, t in plan.targets.items()})
             raise
+        _log.info("write %s: graph version %d", plan.publish_id, published.graph_version)
         faults.point("commit.after_publish")
         return published
 
@@ -309,7 +304,7 @@ class _Write:
             changes=tuple(changes),
             expected={**self._check.verdict.read, **found, **before, **self._expected()},
             guards=guards | frozenset(plan.expected),
-            edge_tables=None if plan.mode in (APPEND, MERGE) else edges,
+            edge_tables=None if plan.mode in KEEPS_IDS else edges,
             txn=plan.txn,
             retries=plan.settings.commit_retries,
             branch_identifier=plan.branch_identifier,
@@ -348,6 +343,7 @@ class _Write:
         """Write lineage and tidy up; the write is done whatever happens here."""
         plan = self._plan
         if not published.skipped:
+            self._tidy(lambda: property_files.name_added(plan.storage, plan.new_properties))
             self._tidy(
                 lambda: commits.record_publish(
                     plan.storage,

@@ -25,6 +25,7 @@ from omnigraph_spark.frames import Definitions
 from omnigraph_spark.manifest.snapshot import Snapshot, load
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.storage import Storage
+from omnigraph_spark.write import merge_schema
 from omnigraph_spark.write.plan import (
     CREATE,
     MERGE,
@@ -166,6 +167,9 @@ def _plan_tables(
         {} if options.last_writer_wins else _versions_read(storage, options, schemas, written)
     )
     plan = plan_write(storage, options, new, versions)
+    if options.merge_schema:
+        given = {key: schema for key, schema in written.items() if schema is not None}
+        plan = merge_schema.widened(plan, options, {**definitions, **given})
     for key, schema in written.items():
         if schema is not None:
             _check(schema, plan.targets[key])

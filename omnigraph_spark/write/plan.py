@@ -18,6 +18,7 @@ from omnigraph_spark.engine_schema.model import (
     EdgeType,
     EngineSchema,
     NodeType,
+    Property,
     of_arrow,
     table_schema,
 )
@@ -78,6 +79,7 @@ class TableTarget:
 
     `table_branch` is the Lance branch that is written to: the graph branch's name, None for `main`.
     `restore_to` is the version of that line whose content the table gets again, without new files.
+    `added` are the columns of `schema` that the table lacked at the plan; they come last.
     """
 
     table_key: str
@@ -88,6 +90,7 @@ class TableTarget:
     schema: pa.Schema
     key: str | None = None
     restore_to: int | None = None
+    added: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,8 +122,8 @@ class WritePlan:
     `expected` are the versions that must still be the published ones at the commit, in every round:
     the caller's, the ones the frame was read from, and, for an overwrite, the ones it was planned
     on. `dropped` are tables that get a tombstone; `merged_parent` is the commit that a merge brings
-    in. `unchecked` says that an overwrite knew, of a table it replaces, no version to expect but
-    the head's.
+    in; `new_properties` are what the schema files learn of added columns. `unchecked` says that an
+    overwrite knew, of a table it replaces, no version to expect but the head's.
     """
 
     storage: Storage
@@ -139,6 +142,7 @@ class WritePlan:
     merged_parent: str | None = None
     settings: Settings = field(default_factory=Settings)
     integrity: Integrity = field(default_factory=Integrity)
+    new_properties: Mapping[str, tuple[Property, ...]] = field(default_factory=dict)
 
 
 def plan_write(
@@ -167,6 +171,11 @@ def plan_write(
         raise UnsupportedError(
             "badRecordsPath doesn't go with writeMode merge: what a bad row would replace stays",
             hint="Leave it out, or sort the bad rows out before the upsert",
+        )
+    if options.mode == MERGE and options.merge_schema:
+        raise UnsupportedError(
+            "mergeSchema doesn't go with writeMode merge",
+            hint="Add the properties first (OmniGraph.add_property), then upsert",
         )
     snapshot = head(storage, options)
     schema = engine_schema.read(storage) or EngineSchema()

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from omnigraph_spark import faults
 from omnigraph_spark.lance_errors import translated
-from omnigraph_spark.write import field_map, upsert
+from omnigraph_spark.write import column_numbers, field_map, upsert
 from omnigraph_spark.write.field_map import FieldMap
 from omnigraph_spark.write.matches import Match
 from omnigraph_spark.write.plan import CREATE, MERGE, TableTarget, WritePlan
@@ -100,9 +100,10 @@ def _stage_one(
     batches = itertools.chain((first,), batches)
     if target.mode == MERGE:
         return restage(plan, target, batches)
-    destination, fields = _destination(plan, target)
+    destination, written, fields = _destination(plan, target)
     fragments, rows, size = _write(plan, target, destination, batches)
-    return StagedTable(target.table_key, tuple(fragments), rows, size, fields)
+    numbered = tuple(column_numbers.renumbered(fragments, written, fields))
+    return StagedTable(target.table_key, numbered, rows, size, fields)
 
 
 def restage(plan: WritePlan, target: TableTarget, batches: Iterable[pa.RecordBatch]) -> StagedTable:
@@ -146,7 +147,7 @@ def _write(
             fragments = write_fragments(
                 reader,
                 destination,
-                mode="overwrite" if target.mode == CREATE else "append",
+                mode="overwrite" if isinstance(destination, str) else "append",
                 max_rows_per_file=plan.settings.max_rows_per_file,
                 max_bytes_per_file=plan.settings.max_bytes_per_file,
                 data_storage_version=DATA_STORAGE_VERSION,
@@ -188,14 +189,25 @@ class _Counted:
         return batch
 
 
-def _destination(plan: WritePlan, target: TableTarget) -> tuple[LanceDataset | str, FieldMap]:
-    """Return where Lance writes and the field map that its fragments follow."""
+def _destination(
+    plan: WritePlan, target: TableTarget
+) -> tuple[LanceDataset | str, FieldMap, FieldMap]:
+    """Return where Lance writes, the field ids that it gives, and those that fragments are to have.
+
+    They differ where the write adds columns: Lance then numbers the columns as a new table's.
+    """
+    # On a graph branch a table's first version is one of its fork, and so are its files.
+    place = plan.storage.dataset_uri(target.location, target.table_branch)
     if target.mode == CREATE:
-        # On a graph branch the table's first version is one of its fork, and so are its files.
-        place = plan.storage.dataset_uri(target.location, target.table_branch)
-        return place, field_map.of_new(target.schema)
+        fields = field_map.of_new(target.schema)
+        return place, fields, fields
     dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
-    return dataset, field_map.of_dataset(dataset)
+    if not target.added:
+        fields = field_map.of_dataset(dataset)
+        return dataset, fields, fields
+    new = [target.schema.field(name) for name in target.added]
+    planned = field_map.of_schema(column_numbers.with_columns(dataset, new))
+    return place, field_map.of_new(target.schema), planned
 
 
 def _fragment_json(fragment: Any) -> dict[str, Any]:

@@ -27,21 +27,22 @@ from omnigraph_spark.lance_errors import (
 )
 from omnigraph_spark.manifest.rows import OURS, VersionRow
 from omnigraph_spark.manifest.snapshot import TableEntry
-from omnigraph_spark.write import commit_check, field_map, updates
+from omnigraph_spark.write import added_columns, commit_check, field_map, updates
 from omnigraph_spark.write.plan import OVERWRITE, RESTORE, TableTarget
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_head import (
     Round,
     StartOver,
     commit,
+    contiguous,
     is_clean,
     owner_of,
     restore,
     settle,
     settle_absent,
     strip,
-    take_back,
 )
+from omnigraph_spark.write.upsert import lance_fragment
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -110,7 +111,7 @@ def commit_table(
         StorageError: the store failed; what was committed is unpublished and healed by a later
             write.
     """
-    fragments = updates.fragments(staged)
+    fragments = [lance_fragment(made) for one in staged for made in one.fragments]
     added = sum(one.rows for one in staged)
     faults.point("table.before_commit")
     if target.restore_to is not None:
@@ -118,7 +119,7 @@ def commit_table(
     elif entry is None:
         dataset = _create(round_, target, floor, staged, fragments)
     else:
-        dataset = _extend(round_, target, entry, staged, fragments)
+        dataset = _extend(round_, target, entry, staged)
     replaced = target.mode in (OVERWRITE, RESTORE)
     faults.point("table.after_commit")
     if bad is not None:
@@ -212,26 +213,27 @@ def _extend(
     target: TableTarget,
     entry: TableEntry,
     staged: Sequence[StagedTable],
-    fragments: list[Any],
 ) -> LanceDataset:
     """Append to, or overwrite, a table that has a published version."""
     from lance import LanceOperation
 
     pinned = entry.table_version
     head = strip(settle(round_, target.table_key, entry.location, target.table_branch, pinned))
-    now = field_map.of_dataset(head)
-    for one in staged:
-        field_map.check(target.table_key, one.fields, now)
-    before = int(head.version)
+    schema = added_columns.schema_with(target, head)
+    fragments = added_columns.fitted(target, staged, field_map.of_schema(schema))
     round_.files_used |= bool(fragments)
     if target.mode != OVERWRITE:
-        operation = updates.operation(head, staged, fragments)
-        made = commit(head, before, operation, round_.publish_id)
-        return _contiguous(made, before, round_.publish_id)
-    indexes = _indexes(head)
-    replaced = LanceOperation.Overwrite(head.lance_schema, fragments)
+        wide = added_columns.add(round_, head, schema)
+        if wide is not head and not fragments:
+            return wide
+        before = int(wide.version)
+        operation = updates.operation(wide, staged, fragments)
+        made = commit(wide, before, operation, round_.publish_id)
+        return contiguous(made, before, round_.publish_id)
+    before, indexes = int(head.version), _indexes(head)
+    replaced = LanceOperation.Overwrite(schema, fragments)
     made = commit(head, before, replaced, round_.publish_id, max_retries=0)
-    made = _contiguous(made, before, round_.publish_id)
+    made = contiguous(made, before, round_.publish_id)
     return _build_indexes(made, indexes, round_, entry)
 
 
@@ -245,18 +247,6 @@ def _restore(
         head = settle(round_, *place, entry.table_version)
         return restore(strip(head), target.restore_to, round_.publish_id)
     return restore(settle_absent(round_, *place, floor), target.restore_to, round_.publish_id)
-
-
-def _contiguous(made: LanceDataset, before: int, publish_id: str) -> LanceDataset:
-    """Return a commit that landed directly above `before`, else take it back (PROTOCOL 11, 12).
-
-    Raises:
-        StartOver: it landed above somebody else's commit.
-    """
-    if made.version == before + 1:
-        return made
-    take_back(made, publish_id)
-    raise StartOver(f"a commit landed at {made.version}, not at {before + 1}")
 
 
 def _create(
@@ -297,7 +287,7 @@ def _create(
     round_.files_used |= bool(fragments)
     replaced = LanceOperation.Overwrite(target.schema, fragments)
     made = commit(head, before, replaced, round_.publish_id, max_retries=0)
-    made = _contiguous(made, before, round_.publish_id)
+    made = contiguous(made, before, round_.publish_id)
     for one in staged:
         field_map.check(target.table_key, one.fields, field_map.of_dataset(made))
     return made
@@ -322,7 +312,7 @@ def _first_version(round_: Round, target: TableTarget, fragments: list[Any]) -> 
         enable_stable_row_ids=True,
         enable_v2_manifest_paths=True,
     )
-    return _contiguous(made, 0, round_.publish_id)
+    return contiguous(made, 0, round_.publish_id)
 
 
 def _indexes(head: LanceDataset) -> list[tuple[str, Any, str]]:

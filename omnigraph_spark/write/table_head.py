@@ -288,6 +288,18 @@ def restore(head: LanceDataset, version: int, publish_id: str) -> LanceDataset:
     return strip(made)
 
 
+def contiguous(made: LanceDataset, before: int, publish_id: str) -> LanceDataset:
+    """Return a commit that landed directly above `before`, else take it back (PROTOCOL 11, 12).
+
+    Raises:
+        StartOver: it landed above somebody else's commit.
+    """
+    if made.version == before + 1:
+        return made
+    take_back(made, publish_id)
+    raise StartOver(f"a commit landed at {made.version}, not at {before + 1}")
+
+
 def take_back(made: LanceDataset, publish_id: str) -> None:
     """Undo a commit that landed above somebody else's, if nobody has built on it (SELF)."""
     from lance import LanceOperation

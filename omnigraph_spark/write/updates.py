@@ -7,10 +7,7 @@ again, against the newly pinned version, and staged anew.
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -24,7 +21,6 @@ from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.write import field_map, matches, stage, staged_files
 from omnigraph_spark.write.plan import MERGE, TableTarget, WritePlan
 from omnigraph_spark.write.stage import StagedTable
-from omnigraph_spark.write.upsert import ROW_IDS
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -35,26 +31,6 @@ ByTable = Mapping[str, list[StagedTable]]
 """What was staged, by table key."""
 
 _log = logging.getLogger(__name__)
-
-
-def fragments(staged: Sequence[StagedTable]) -> list[Any]:
-    """Return the staged fragments as Lance's, updated rows under the row ids they keep."""
-    from lance.fragment import FragmentMetadata
-
-    return [
-        FragmentMetadata.from_json(json.dumps(_with_row_ids(fragment)))
-        for one in staged
-        for fragment in one.fragments
-    ]
-
-
-def _with_row_ids(fragment: dict[str, Any]) -> dict[str, Any]:
-    packed = fragment.get(ROW_IDS)
-    if packed is None:
-        return fragment
-    plain = {key: value for key, value in fragment.items() if key != ROW_IDS}
-    sequence = zlib.decompress(base64.b64decode(packed))
-    return {**plain, "row_id_meta": {"Inline": list(sequence)}}
 
 
 def replaced_rows(staged: Sequence[StagedTable]) -> int:

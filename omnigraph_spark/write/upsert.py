@@ -9,8 +9,9 @@ written. The stored rows that they replace are named by fragment and offset (`ma
 from __future__ import annotations
 
 import base64
+import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,17 @@ def stage_upsert(
     for chunk in _chunks(batches):
         task.add(chunk)
     return task.done()
+
+
+def lance_fragment(staged: Mapping[str, Any]) -> Any:
+    """Return a staged fragment as Lance's, updated rows under the row ids that they keep."""
+    from lance.fragment import FragmentMetadata
+
+    plain = {key: value for key, value in staged.items() if key != ROW_IDS}
+    if ROW_IDS in staged:
+        sequence = zlib.decompress(base64.b64decode(staged[ROW_IDS]))
+        plain["row_id_meta"] = {"Inline": list(sequence)}
+    return FragmentMetadata.from_json(json.dumps(plain))
 
 
 def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from omnigraph_spark import OmniGraph, pack
 from omnigraph_spark.errors import ExpectedVersionMismatch, IntegrityError, OptionError
-from tests.support.frames import counts, knows, load, people, placed, refused, rows, save, versions
+from tests.support.frames import counts, knows, load, people, placed, refused, save, versions
 from tests.support.stores import Store
 
 ENDS = "Knows: Person -> Person"
@@ -25,10 +27,10 @@ def uri(spark: SparkSession, store: Store) -> str:
 
 
 def test_a_frame_with_some_columns_updates_and_adds(spark: SparkSession, uri: str) -> None:
-    first = {row["id"]: row for row in rows(load(spark, uri, table="node:Person"))}
+    first = _people(spark, uri)
     new = spark.createDataFrame([("b", 77), ("z", 5)], "id STRING, age INT").repartition(2)
     save(new, uri, table="node:Person", **MERGE)
-    found = {row["id"]: row for row in rows(load(spark, uri, table="node:Person"))}
+    found = _people(spark, uri)
     assert sorted(found) == ["a", "b", "z"]
     assert found["a"] == first["a"]
     assert found["b"] == {**first["b"], "age": 77}
@@ -91,7 +93,7 @@ def test_a_frame_that_was_read_is_merged_only_where_nobody_wrote(
     with refused(ExpectedVersionMismatch, "node:Person"):
         save(read, uri, table="node:Person", **MERGE)
     save(read, uri, table="node:Person", lastWriterWins="true", **MERGE)
-    assert {row["age"] for row in rows(load(spark, uri, table="node:Person"))} == {1}
+    assert {row["age"] for row in _people(spark, uri).values()} == {1}
 
 
 def test_merge_goes_with_append_only(spark: SparkSession, uri: str) -> None:
@@ -100,5 +102,10 @@ def test_merge_goes_with_append_only(spark: SparkSession, uri: str) -> None:
         writer.option("writeMode", "merge").mode("overwrite").save(uri)
 
 
-def _history(spark: SparkSession, uri: str) -> list[dict[str, object]]:
-    return rows(load(spark, uri, metadata="history"))
+def _history(spark: SparkSession, uri: str) -> list[dict[str, Any]]:
+    return [row.asDict() for row in load(spark, uri, metadata="history").collect()]
+
+
+def _people(spark: SparkSession, uri: str) -> dict[str, dict[str, Any]]:
+    found = load(spark, uri, table="node:Person").collect()
+    return {row["id"]: row.asDict() for row in found}

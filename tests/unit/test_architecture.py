@@ -41,6 +41,7 @@ KNOW_SPARK = {
     "read.metadata_reader",
     "read.reader",
     "write.frame_plan",
+    "write.merge_schema",
     "write.writer",
 }
 
@@ -58,7 +59,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("auto_cleanup", "faults"),
     ("storage",),
     ("engine_types", "ids", "lance_errors", "layout", "option_rules", "option_values", "options"),
-    ("errors", "redaction"),
+    ("errors", "progress", "redaction"),
 )
 
 STAMP_KEY = "omnigraph:internal_schema_version"

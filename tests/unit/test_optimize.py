@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import faults
+from omnigraph_spark import auto_cleanup, faults, layout
+from omnigraph_spark.branches import refs
 from omnigraph_spark.errors import (
     CommitTimeoutError,
     OptionError,
@@ -18,6 +19,7 @@ from omnigraph_spark.errors import (
     UnsupportedError,
 )
 from omnigraph_spark.maintenance import indices
+from omnigraph_spark.maintenance.check import check
 from omnigraph_spark.maintenance.optimize import (
     create_index,
     drop_index,
@@ -27,9 +29,11 @@ from omnigraph_spark.maintenance.optimize import (
 )
 from omnigraph_spark.manifest.snapshot import TableEntry, load
 from omnigraph_spark.read import metadata_frames
+from omnigraph_spark.read.plan import read_table
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write.plan import Settings
-from tests.support import branches, lance_graphs
+from tests.format_checker import check_graph
+from tests.support import branches, graphs, lance_graphs
 from tests.support.writes import (
     COMPANY,
     KNOWS,
@@ -122,6 +126,9 @@ def test_all_tables_are_compacted_in_one_publish_and_rows_stay_as_they_are(graph
     assert load(graph).version(COMPANY) == company
     assert ids(graph, PERSON) == ["first", *(f"p{n}" for n in range(9))]
     assert records(graph) == []
+    create_index(graph, "main", PERSON, "id", "BTREE", None, QUICK)
+    assert check_graph(graph.root, moved=True) == []
+    assert check(graph) == []
 
 
 def test_optimize_of_a_tidy_graph_publishes_nothing(graph: Storage) -> None:
@@ -375,3 +382,61 @@ def test_an_index_on_an_inherited_table_belongs_to_the_branch_alone(graph: Stora
     assert [one.name for one in indices.present(opened(graph, PERSON, "dev"))] == ["id_idx"]
     branches.write_ids(graph, "dev", PERSON, ["d"])
     assert "d" in branches.ids_at(graph, PERSON, "dev")
+
+
+def test_an_index_that_is_dropped_while_a_table_is_compacted_stays_dropped(graph: Storage) -> None:
+    create_index(graph, "main", PERSON, "id", "BTREE", None, QUICK)
+    runs: list[int] = []
+
+    def run(storage: Storage, entry: TableEntry, tasks: Sequence[str]) -> list[str]:
+        if not runs:
+            drop_index(graph, "main", PERSON, "id_idx", QUICK)
+        runs.append(1)
+        return run_here(storage, entry, tasks)
+
+    optimize(graph, "main", [PERSON], run, settings=QUICK)
+    assert len(runs) == 2
+    assert frame(graph, "indexes") == []
+    assert fragments(graph, PERSON) == 1
+
+
+# --- graphs of the engine --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("generation", "name"), [(g[0], g[1]) for g in graphs.ALL_GRAPHS if g[0] != "newer"]
+)
+def test_a_graph_of_the_engine_reads_the_same_after_optimize(
+    generation: str, name: str, tmp_path: Path
+) -> None:
+    storage = Storage.at(str(graphs.unpack(generation, name, tmp_path)))
+    expected = {branch: everything(storage, branch) for branch in branches.names(storage)}
+    indexed = {row["table_key"]: row["name"] for row in frame(storage, "indexes")}
+    keyed = next(key for key in expected["main"] if key.startswith("node:"))
+    create_index(storage, "main", keyed, "id", "BTREE", "id_idx", QUICK)
+    optimize(storage, "main", None, run_here, settings=QUICK)
+    assert {branch: everything(storage, branch) for branch in expected} == expected
+    assert {row["table_key"]: row["name"] for row in frame(storage, "indexes")} == indexed
+    assert {row["rows_not_indexed"] for row in frame(storage, "indexes")} <= {0}
+
+
+def everything(storage: Storage, branch: str) -> dict[str, list[str]]:
+    snapshot = load(storage, branch)
+    return {
+        key: sorted(map(str, read_table(storage, snapshot, key).to_pylist()))
+        for key in snapshot.tables
+    }
+
+
+def test_the_engines_auto_cleanup_takes_no_version_during_maintenance(graph: Storage) -> None:
+    place = layout.table_location(PERSON)
+    short = {"lance.auto_cleanup.interval": "1", "lance.auto_cleanup.older_than": "0s"}
+    graph.dataset(place).update_config(short)
+    lance_graphs.publish_head(graph, PERSON)
+    published = load(graph)
+    before = set(refs.kept_versions(graph, place, None))
+    create_index(graph, "main", PERSON, "id", "BTREE", None, QUICK)
+    optimize(graph, "main", None, run_here, settings=QUICK)
+    assert before < set(refs.kept_versions(graph, place, None))
+    assert auto_cleanup.keys(graph.dataset(place)) == []
+    assert read_table(graph, published, PERSON).num_rows == 10

@@ -353,7 +353,6 @@ def test_a_mode_that_is_not_sparks_is_refused(overwrite: bool, given: str) -> No
     [
         ("writeMode", "delete"),
         ("onDelete", "cascade"),
-        ("mergeSchema", "true"),
     ],
 )
 def test_what_is_not_built_yet_is_refused_and_says_so(name: str, value: str) -> None:
@@ -369,7 +368,7 @@ def test_branch_from_says_where_a_missing_branch_begins_and_needs_its_name() -> 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("onDelete", "restrict"), ("mergeSchema", "false")],
+    [("onDelete", "restrict")],
 )
 def test_what_is_not_built_yet_may_be_switched_off(name: str, value: str) -> None:
     assert write(**{name: value}).mode == "append"

@@ -1,0 +1,78 @@
+"""Keep the schema files in step with tables whose columns come and go; on the driver.
+
+There is one schema for all branches, and the engine takes a property of it that a branch's table
+lacks for damage, while it ignores a column that the schema doesn't name (FACTS 47). So a property
+is named only once the newest version of the table on every branch has its column: after the publish
+that adds it, and no longer from before the publish that drops it. A write that dies in between
+leaves a column that the engine doesn't see, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+
+from omnigraph_spark import engine_schema
+from omnigraph_spark.branches import refs
+from omnigraph_spark.engine_schema import edits
+from omnigraph_spark.engine_schema.model import Property
+from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.relocation import open_for_reading
+from omnigraph_spark.storage import Storage
+
+_log = logging.getLogger(__name__)
+
+
+def name_added(storage: Storage, properties: Mapping[str, tuple[Property, ...]]) -> None:
+    """Name columns as properties in the schema files, those that the table has on every branch.
+
+    May be called again, and names then what was left out before.
+
+    Raises:
+        CorruptManifestError, UnsupportedError: the files can't be changed by this version.
+        StorageError: the store failed.
+    """
+    everywhere = {key: _everywhere(storage, key, new) for key, new in properties.items() if new}
+    if not any(everywhere.values()):
+        return
+
+    def changed(text: str | None) -> str | None:
+        for key, new in everywhere.items():
+            text = text if text is None else edits.add_properties(text, key, new)
+        return text
+
+    engine_schema.change(storage, changed)
+
+
+def _everywhere(
+    storage: Storage, key: str, properties: tuple[Property, ...]
+) -> tuple[Property, ...]:
+    left = list(properties)
+    for branch, schema in table_schemas(storage, key):
+        for one in [p for p in left if not _has(schema, p)]:
+            left.remove(one)
+            _log.warning(
+                "%s.%s is a column that the engine doesn't see: the table of branch %s lacks it",
+                key,
+                one.name,
+                branch,
+            )
+    return tuple(left)
+
+
+def table_schemas(storage: Storage, key: str) -> Iterator[tuple[str, pa.Schema]]:
+    """Yield (branch, schema of the table's newest version) for each branch that has the table."""
+    for branch in refs.list_branches(storage):
+        entry = load(storage, branch.name).tables.get(key)
+        if entry is not None:
+            place = (entry.location, entry.table_branch, entry.table_version)
+            yield branch.name, open_for_reading(storage, *place).schema
+
+
+def _has(schema: pa.Schema, one: Property) -> bool:
+    if one.name not in schema.names:
+        return False
+    there, wanted = schema.field(one.name), one.arrow_field()
+    return str(there.type) == str(wanted.type) and bool(there.nullable == wanted.nullable)
