@@ -24,6 +24,7 @@ SEED = 20260729
         "late-engine",
         "guards",
         "twice-and-abort",
+        "disjoint-branches",
     ],
 )
 def test_nothing_is_lost_torn_or_doubled(name: str, tmp_path: Path) -> None:
