@@ -26,14 +26,12 @@ from omnigraph_spark.integrity.sources import StagedFile
 from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
 from omnigraph_spark.write import drops
-from omnigraph_spark.write.plan import ALTER, OVERWRITE, RESTORE, TableTarget, WritePlan
+from omnigraph_spark.write.plan import ALTER, MERGE, OVERWRITE, RESTORE, TableTarget, WritePlan
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_head import Round, StartOver, commit, restore
 
 if TYPE_CHECKING:
     from lance import LanceDataset
-
-MERGE = "merge"
 
 _log = logging.getLogger(__name__)
 
