@@ -25,14 +25,12 @@ from omnigraph_spark.integrity.rules import STRICT
 from omnigraph_spark.integrity.sources import StagedFile
 from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
-from omnigraph_spark.write.plan import OVERWRITE, RESTORE, TableTarget, WritePlan
+from omnigraph_spark.write.plan import MERGE, OVERWRITE, RESTORE, TableTarget, WritePlan
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_head import Round, StartOver, commit, restore
 
 if TYPE_CHECKING:
     from lance import LanceDataset
-
-MERGE = "merge"
 
 _log = logging.getLogger(__name__)
 
