@@ -53,6 +53,7 @@ APPEND = "append"
 OVERWRITE = "overwrite"
 CREATE = "create"
 RESTORE = "restore"
+ALTER = "alter"
 MERGE = "merge"
 _NO_BRANCH = -1
 """Graph version of a branch that isn't made yet."""
@@ -80,6 +81,7 @@ class TableTarget:
     `table_branch` is the Lance branch that is written to: the graph branch's name, None for `main`.
     `restore_to` is the version of that line whose content the table gets again, without new files.
     `added` are the columns of `schema` that the table lacked at the plan; they come last.
+    `renamed` maps columns to their new names, and those that are dropped to None.
     """
 
     table_key: str
@@ -91,6 +93,7 @@ class TableTarget:
     key: str | None = None
     restore_to: int | None = None
     added: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclass(frozen=True)

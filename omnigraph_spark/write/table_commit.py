@@ -29,6 +29,7 @@ from omnigraph_spark.manifest.rows import OURS, VersionRow
 from omnigraph_spark.manifest.snapshot import TableEntry
 from omnigraph_spark.write import added_columns, commit_check, field_map, updates
 from omnigraph_spark.write.plan import OVERWRITE, RESTORE, TableTarget
+from omnigraph_spark.write.reshape import reshape
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_head import (
     Round,
@@ -116,6 +117,8 @@ def commit_table(
     faults.point("table.before_commit")
     if target.restore_to is not None:
         dataset = _restore(round_, target, entry, floor)
+    elif target.renamed and entry is not None:
+        dataset = reshape(round_, target, entry)
     elif entry is None:
         dataset = _create(round_, target, floor, staged, fragments)
     else:

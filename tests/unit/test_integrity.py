@@ -546,7 +546,7 @@ def test_a_check_that_does_not_fit_its_memory_spills_to_disk_and_leaves_nothing_
     scratch_folder = tmp_path / "scratch"
     scratch_folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch_folder))
-    monkeypatch.setattr(scratch, "MEMORY_LIMIT", "64MB")
+    monkeypatch.setattr(scratch, "MEMORY_LIMIT", "100MB")
     spilled: list[int] = []
     run = scratch.Scratch.run
 
@@ -556,7 +556,7 @@ def test_a_check_that_does_not_fit_its_memory_spills_to_disk_and_leaves_nothing_
         return done
 
     monkeypatch.setattr(scratch.Scratch, "run", watched)
-    many: list[Row] = [{"id": f"{'long' * 40}{number:09}"} for number in range(300_000)]
+    many: list[Row] = [{"id": f"{'long' * 40}{number:09}"} for number in range(400_000)]
     save(graph, {PERSON: many}, integrity="keys")
     told = [one["id"] for one in many[:10]]
     refused(graph, "unique id", told, {PERSON: many}, count=len(many), integrity="keys")
