@@ -96,7 +96,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("batchSize", integer(1), None, (READ,),
            "rows per Arrow batch; without it batches are sized by bytes"),
     Option("writeMode", choice("append", "overwrite", "merge", "delete"), None, (WRITE,),
-           "what `.mode()` says; `merge` and `delete` are not built yet and refused"),
+           "what `.mode()` says, or `merge`: upsert by `id`, all or some of the properties; `delete` is not"
+           " built yet and refused"),
     Option("endpoints", pairs("Knows: Person -> Person"), None, (WRITE,),
            "ends of edge tables that are created: `Knows: Person -> Person, WorksAt: Person ->"
            " Company`"),
@@ -345,8 +346,12 @@ class WriteOptions:
 def _mode(write_mode: str | None, overwrite: bool) -> str:
     spark_mode = "overwrite" if overwrite else "append"
     mode = write_mode or spark_mode
-    if mode in ("merge", "delete"):
-        raise OptionError(f"writeMode {mode} is not built yet", expected="append or overwrite")
+    if mode == "delete":
+        raise OptionError(
+            "writeMode delete is not built yet", expected="append, merge or overwrite"
+        )
+    if mode == "merge" and not overwrite:
+        return mode
     if mode != spark_mode:
         raise OptionError(
             f"writeMode {mode} doesn't go with .mode({spark_mode!r})", hint=f"Use .mode({mode!r})"

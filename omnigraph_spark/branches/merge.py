@@ -25,6 +25,7 @@ from omnigraph_spark.errors import MergeConflictError, OptionError, UnsupportedE
 from omnigraph_spark.history.commits import Commit
 from omnigraph_spark.manifest.snapshot import Snapshot, load
 from omnigraph_spark.options import WriteOptions
+from omnigraph_spark.progress import Progress
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write import bulk, frame_plan
 from omnigraph_spark.write.commit import Committed
@@ -141,9 +142,13 @@ def merge(
             hint="Use merge",
         )
     with _working(graph, sides) as work:
-        for key in sides.changed():
-            _merge_table(work, key, resolve(key))
-        _check_edges(work, storage)
+        changed = sides.changed()
+        with Progress("merge", len(changed) + 1) as progress:
+            for key in changed:
+                _merge_table(work, key, resolve(key))
+                progress.step(f"{key} is compared")
+            _check_edges(work, storage)
+            progress.step("edge ends are checked")
         rows = _union(graph, work.conflicts)
         counts = {
             (one["_table"], one["conflict"]): int(one["count"])

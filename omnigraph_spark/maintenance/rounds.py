@@ -30,7 +30,7 @@ from omnigraph_spark.history.crash_records import Heartbeat
 from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.maintenance import prepared
 from omnigraph_spark.maintenance.prepared import Prepared, Stale
-from omnigraph_spark.manifest import compaction
+from omnigraph_spark.manifest import compaction, migrations
 from omnigraph_spark.manifest.publisher import Publish, Published, has_publish, publish
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, load, open_main, read_rows
 from omnigraph_spark.manifest.writable import branch_identifier, open_for_writing
@@ -116,6 +116,7 @@ class _Maintenance:
 
     def run(self, heartbeat: Heartbeat) -> Maintained:
         """Go round until published, nothing to do, or out of time."""
+        migrations.refuse_newer(open_main(self.storage))  # before anything is built
         try:
             return self._rounds(heartbeat)
         except PublishOutcomeUnknown:
@@ -133,7 +134,7 @@ class _Maintenance:
                 self._build()
                 if end is None:
                     end = time.monotonic() + self.settings.commit_timeout_seconds
-                if not any(self.built.values()):
+                if not any(self.built.values()):  # or somebody did it since this was built
                     return Maintained(None, None)
                 return self._once(heartbeat)
             except Stale as error:
@@ -141,6 +142,8 @@ class _Maintenance:
                 cause: Exception = error
                 _log.info("%s: %s; building it again", self.mode, error)
                 end = None  # what it takes to build is nobody's fault
+                if self._is_put_back():  # no record while it is built: that may take long
+                    self._tidy(heartbeat.remove)
             except (StartOver, ExpectedVersionMismatch, RowLevelCasContention) as error:
                 cause = error
                 _log.info("%s lost round %d: %s", self.mode, lost + 1, error)

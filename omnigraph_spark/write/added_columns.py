@@ -12,7 +12,6 @@ columns; over an index build or a change of settings it lands later, which its v
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from omnigraph_spark.write.field_map import FieldMap
 from omnigraph_spark.write.plan import TableTarget
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_head import Round, commit, contiguous
+from omnigraph_spark.write.upsert import lance_fragment
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -84,8 +84,6 @@ def fitted(target: TableTarget, staged: Sequence[StagedTable], now: FieldMap) ->
         SchemaMismatchError: a column that the table had at the plan isn't the same any more, or one
             that the fragments lack allows no nulls.
     """
-    from lance.fragment import FragmentMetadata
-
     if not target.added:
         for one in staged:
             field_map.check(target.table_key, one.fields, now)
@@ -95,7 +93,7 @@ def fitted(target: TableTarget, staged: Sequence[StagedTable], now: FieldMap) ->
         if target.added:
             _check(target, one.fields, now)
             fragments = column_numbers.renumbered(fragments, one.fields, now)
-        found += [FragmentMetadata.from_json(json.dumps(fragment)) for fragment in fragments]
+        found += [lance_fragment(fragment) for fragment in fragments]
     return found
 
 

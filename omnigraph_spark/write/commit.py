@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from omnigraph_spark import engine_schema, faults, layout
-from omnigraph_spark.engine_schema.model import EngineSchema
 from omnigraph_spark.errors import (
     CommitTimeoutError,
     ExpectedVersionMismatch,
@@ -35,9 +34,10 @@ from omnigraph_spark.manifest.rows import OURS, ManifestRow, TableRow, Tombstone
 from omnigraph_spark.manifest.snapshot import Snapshot, fold, load, read_rows
 from omnigraph_spark.manifest.txn import check_txn
 from omnigraph_spark.manifest.writable import open_for_writing
-from omnigraph_spark.write import heal, property_files, staged_files
+from omnigraph_spark.write import heal, property_files, staged_files, updates
 from omnigraph_spark.write.commit_check import CommitCheck
-from omnigraph_spark.write.plan import APPEND, CREATE, OVERWRITE, RESTORE, TableTarget, WritePlan
+from omnigraph_spark.write.guards import KEEPS_IDS, untouched_guards
+from omnigraph_spark.write.plan import CREATE, OVERWRITE, RESTORE, TableTarget, WritePlan
 from omnigraph_spark.write.publish_marks import marks
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_commit import (
@@ -85,7 +85,8 @@ def commit(plan: WritePlan, staged: Iterable[StagedTable]) -> Committed:
     """
     faults.point("commit.entered")
     by_table = _by_table(plan, staged)
-    touched = [key for key in sorted(plan.targets) if _is_touched(plan, key, by_table)]
+    updates.refuse_doubles(plan, by_table)
+    touched = _touched(plan, by_table)
     if layout.lance_branch(plan.branch) is None:
         init.init_graph(plan.storage)
     if not touched and not plan.dropped:
@@ -115,11 +116,15 @@ def _by_table(plan: WritePlan, staged: Iterable[StagedTable]) -> dict[str, list[
     return grouped
 
 
+def _touched(plan: WritePlan, by_table: Mapping[str, Sequence[StagedTable]]) -> tuple[str, ...]:
+    return tuple(key for key in sorted(plan.targets) if _is_touched(plan, key, by_table))
+
+
 def _is_touched(plan: WritePlan, key: str, by_table: Mapping[str, Sequence[StagedTable]]) -> bool:
     """Tell whether a table gets a new version: it has rows, is listed, or gets a txn mark."""
     target = plan.targets[key]
     has_rows = any(one.fragments for one in by_table[key])
-    listed = bool(target.added) or target.mode in (OVERWRITE, CREATE, RESTORE)
+    listed = bool(target.added or target.renamed) or target.mode in (OVERWRITE, CREATE, RESTORE)
     return has_rows or listed or plan.txn is not None
 
 
@@ -127,11 +132,11 @@ class _Write:
     """The rounds of one write, from its first snapshot to its publish or its failure."""
 
     def __init__(
-        self, plan: WritePlan, by_table: Mapping[str, list[StagedTable]], touched: Sequence[str]
+        self, plan: WritePlan, by_table: Mapping[str, list[StagedTable]], touched: tuple[str, ...]
     ) -> None:
         self._plan = plan
         self._by_table = by_table
-        self._touched = tuple(touched)
+        self._touched = touched
         self._round = Round(
             plan.storage,
             plan.publish_id,
@@ -186,7 +191,7 @@ class _Write:
         """
         if isinstance(error, ExpectedVersionMismatch):
             return error.table_key not in self._plan.expected
-        return self._plan.mode == APPEND or not self._plan.expected
+        return self._plan.mode in KEEPS_IDS or not self._plan.expected
 
     def _once(self, heartbeat: Heartbeat) -> Published:
         """Do one round, from a fresh snapshot to the publish."""
@@ -203,6 +208,9 @@ class _Write:
             self._round.files_used = True
             return Published(version, skipped=True)
         self._check_expected(snapshot)
+        if not self._is_matched(snapshot):
+            return Published(version, skipped=True)
+        plan = self._plan
         if not self._run_started:  # in later rounds `resolve_dead` sees them
             crash_records.refuse_foreign(plan.storage, plan.settings.orphan_grace_seconds)
         branch = layout.lance_branch(plan.branch)
@@ -219,6 +227,15 @@ class _Write:
         self._check.run(snapshot, self._touched)
         engine_schema.add_types(plan.storage, plan.new_types)
         return self._commit_tables(snapshot)
+
+    def _is_matched(self, snapshot: Snapshot) -> bool:
+        """Match an upsert's rows to what is published now; False where nothing is left to do."""
+        again = updates.matched(self._plan, self._by_table, snapshot)
+        if again is not None:
+            self._plan, self._by_table = again
+            self._check = CommitCheck(self._plan, self._by_table)
+            self._touched = _touched(self._plan, self._by_table)
+        return bool(self._touched or self._plan.dropped)
 
     def _commit_tables(self, snapshot: Snapshot) -> Published:
         plan = self._plan
@@ -277,7 +294,7 @@ class _Write:
             changes += one.rows(manifest_metadata(self._round, one), ours)
         for key in plan.dropped:
             changes.append(TombstoneRow(key, snapshot.floors[key], {OURS: ours}))
-        guards = self._guards(snapshot)
+        guards = untouched_guards(plan, snapshot, self._touched)
         found = {key: snapshot.version(key) for key in guards}
         before = {one.table_key: one.before for one in moved}
         edges = frozenset(key for key in (*snapshot.tables, *self._touched) if layout.is_edge(key))
@@ -287,29 +304,11 @@ class _Write:
             changes=tuple(changes),
             expected={**self._check.verdict.read, **found, **before, **self._expected()},
             guards=guards | frozenset(plan.expected),
-            edge_tables=None if plan.mode == APPEND else edges,
+            edge_tables=None if plan.mode in KEEPS_IDS else edges,
             txn=plan.txn,
             retries=plan.settings.commit_retries,
             branch_identifier=plan.branch_identifier,
         )
-
-    def _guards(self, snapshot: Snapshot) -> frozenset[str]:
-        """Return the untouched tables whose publishes must collide with this one (DESIGN 5)."""
-        plan = self._plan
-        created = [key for key in self._touched if key not in snapshot.tables]
-        replaced = plan.mode != APPEND
-        gone = {*self._touched, *plan.dropped}
-        if not replaced and not any(layout.is_edge(key) for key in created):
-            return frozenset()
-        schema = engine_schema.read(plan.storage) or EngineSchema()
-        guards: set[str] = set()
-        for edge in schema.edges.values():
-            ends = {layout.table_key(layout.NODE, end) for end in (edge.source, edge.target)}
-            if edge.table_key in created:
-                guards |= ends
-            if replaced and ends & gone:
-                guards.add(edge.table_key)
-        return frozenset(key for key in guards if key in snapshot.tables)
 
     def _expected(self) -> dict[str, int]:
         """Return the plan's expectations, moved on where this write rolled a dead one back."""

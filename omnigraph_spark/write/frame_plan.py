@@ -26,7 +26,16 @@ from omnigraph_spark.manifest.snapshot import Snapshot, load
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write import merge_schema
-from omnigraph_spark.write.plan import CREATE, NewTable, TableTarget, WritePlan, head, plan_write
+from omnigraph_spark.write.plan import (
+    CREATE,
+    MERGE,
+    OVERWRITE,
+    NewTable,
+    TableTarget,
+    WritePlan,
+    head,
+    plan_write,
+)
 from omnigraph_spark.write.routing import Routing
 
 _ENDS = ("src", "dst")
@@ -198,7 +207,26 @@ def _refuse_unwritten(options: WriteOptions, written: Collection[str]) -> None:
 
 def _check(schema: StructType, target: TableTarget) -> None:
     may_lack = ("id",) if target.key is not None or layout.is_edge(target.table_key) else ()
+    if target.mode == MERGE:
+        _check_has_id(schema, target)
+        may_lack = tuple(target.schema.names)
     arrow_types.check_frame(schema, target.schema, target.table_key, may_lack)
+
+
+def _check_has_id(schema: StructType, target: TableTarget) -> None:
+    """Refuse an upsert's frame without `id`, but where a key of the table stands for it."""
+    if "id" in schema.names or target.key in schema.names:
+        return
+    raise IntegrityError(
+        f"The frame for {target.table_key} lacks column id, by which an upsert finds rows",
+        expected="id STRING" if target.key is None else f"id STRING, or the key {target.key}",
+        found=", ".join(schema.names)[:300],
+        hint="Add the column id",
+        table_key=target.table_key,
+        rule="not null",
+        samples=[],
+        column="id",
+    )
 
 
 # --- new tables ----------------------------------------------------------------------------------
@@ -325,7 +353,7 @@ def _versions_read(
     schemas: Collection[StructType],
     written: Collection[str],
 ) -> dict[str, int]:
-    """Return the table versions that an overwrite's frames were read from (DESIGN 5, last point).
+    """Return the table versions that an overwrite's or upsert's frames were read from (DESIGN 5).
 
     The lowest graph version that the fields name counts. A graph that was moved since has another
     name, and nothing is expected then.
@@ -336,7 +364,7 @@ def _versions_read(
         for mark in field_metadata.read_marks(schema)
         if mark.graph == storage.root and mark.branch == options.branch
     ]
-    if not marks or options.mode != "overwrite":
+    if not marks or options.mode not in (OVERWRITE, MERGE):
         return {}
     lowest: ReadMark = min(marks, key=lambda mark: mark.version)
     snapshot = load(storage, options.branch, lowest.version)

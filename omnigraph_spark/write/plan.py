@@ -22,7 +22,7 @@ from omnigraph_spark.engine_schema.model import (
     of_arrow,
     table_schema,
 )
-from omnigraph_spark.engine_types import EngineType
+from omnigraph_spark.engine_types import EngineType, is_blob
 from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
     GraphNotFoundError,
@@ -53,6 +53,8 @@ APPEND = "append"
 OVERWRITE = "overwrite"
 CREATE = "create"
 RESTORE = "restore"
+ALTER = "alter"
+MERGE = "merge"
 _NO_BRANCH = -1
 """Graph version of a branch that isn't made yet."""
 
@@ -79,6 +81,7 @@ class TableTarget:
     `table_branch` is the Lance branch that is written to: the graph branch's name, None for `main`.
     `restore_to` is the version of that line whose content the table gets again, without new files.
     `added` are the columns of `schema` that the table lacked at the plan; they come last.
+    `renamed` maps columns to their new names, and those that are dropped to None.
     """
 
     table_key: str
@@ -90,6 +93,7 @@ class TableTarget:
     key: str | None = None
     restore_to: int | None = None
     added: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,16 @@ def plan_write(
         OptionError, SchemaMismatchError, UnsupportedError: what the frame asks for can't be done.
         StorageError: the store failed.
     """
+    if options.mode == MERGE and options.bad_records_path is not None:
+        raise UnsupportedError(
+            "badRecordsPath doesn't go with writeMode merge: what a bad row would replace stays",
+            hint="Leave it out, or sort the bad rows out before the upsert",
+        )
+    if options.mode == MERGE and options.merge_schema:
+        raise UnsupportedError(
+            "mergeSchema doesn't go with writeMode merge",
+            hint="Add the properties first (OmniGraph.add_property), then upsert",
+        )
     snapshot = head(storage, options)
     schema = engine_schema.read(storage) or EngineSchema()
     targets = {
@@ -352,6 +366,12 @@ def _expected(
         for key, version in read_versions.items():
             if key in targets:
                 expected[key] = min(version, expected[key])
+    if options.mode == MERGE:
+        expected = {key: read_versions[key] for key in targets if key in read_versions}
+        for key, target in targets.items():
+            # Staged blobs can't be read again, as a round that is lost to another write would.
+            if target.mode == MERGE and any(is_blob(field) for field in target.schema):
+                expected.setdefault(key, target.version)
     for key, version in options.expected_table_versions.items():
         layout.split_table_key(key)
         expected[key] = version

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from omnigraph_spark import engine_schema
 from omnigraph_spark.branches import refs
 from omnigraph_spark.engine_schema import edits
-from omnigraph_spark.engine_schema.model import Property
+from omnigraph_spark.engine_schema.model import Constraint, Property
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.relocation import open_for_reading
 from omnigraph_spark.storage import Storage
@@ -25,22 +26,62 @@ from omnigraph_spark.storage import Storage
 _log = logging.getLogger(__name__)
 
 
-def name_added(storage: Storage, properties: Mapping[str, tuple[Property, ...]]) -> None:
+@dataclass(frozen=True)
+class Forgotten:
+    """What `forget` took out of a type: properties, and the rules that named them."""
+
+    properties: tuple[Property, ...] = ()
+    rules: tuple[Constraint, ...] = ()
+
+
+def forget(storage: Storage, table_key: str, names: frozenset[str]) -> Forgotten:
+    """Take properties out of the schema files, before their columns go; returns what was there.
+
+    Raises:
+        CorruptManifestError, UnsupportedError: the files can't be changed by this version, or a
+            property comes from an interface.
+        StorageError: the store failed.
+    """
+    schema = engine_schema.read(storage)
+    there = None if schema is None else schema.of_table(table_key)
+    if there is None or not names & {one.name for one in there.properties}:
+        return Forgotten()
+    engine_schema.change(
+        storage,
+        lambda text: None if text is None else edits.drop_properties(text, table_key, names),
+    )
+    return Forgotten(
+        tuple(one for one in there.properties if one.name in names),
+        tuple(rule for rule in there.rules if names & set(rule.columns)),
+    )
+
+
+def name_added(
+    storage: Storage,
+    properties: Mapping[str, tuple[Property, ...]],
+    rules: Mapping[str, tuple[Constraint, ...]] | None = None,
+) -> None:
     """Name columns as properties in the schema files, those that the table has on every branch.
 
-    May be called again, and names then what was left out before.
+    `rules` of the same tables come with them, where all columns that they name are properties. May
+    be called again, and names then what was left out before.
 
     Raises:
         CorruptManifestError, UnsupportedError: the files can't be changed by this version.
         StorageError: the store failed.
     """
+    of_rules = rules or {}
     everywhere = {key: _everywhere(storage, key, new) for key, new in properties.items() if new}
     if not any(everywhere.values()):
         return
 
     def changed(text: str | None) -> str | None:
         for key, new in everywhere.items():
-            text = text if text is None else edits.add_properties(text, key, new)
+            text = (
+                text
+                if text is None
+                else edits.add_properties(text, key, new, of_rules.get(key, ()))
+            )
         return text
 
     engine_schema.change(storage, changed)

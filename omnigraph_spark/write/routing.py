@@ -5,7 +5,7 @@ Runs on executors, once per batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from omnigraph_spark.errors import IntegrityError
 from omnigraph_spark.frame_batches import Ownership
 from omnigraph_spark.ids import ulids
 from omnigraph_spark.integrity.screen import Screen
-from omnigraph_spark.write.plan import TableTarget
+from omnigraph_spark.write.plan import MERGE, TableTarget
 
 _SAMPLES = 5
 
@@ -62,10 +62,18 @@ def route(
             target = targets[key]
             if screen is not None:
                 rows = screen.incoming(rows, target.schema, key, target.key)
-            made = to_table_batch(_with_ids(rows, target), target.schema, key)
+            filled = _with_ids(rows, target)
+            made = to_table_batch(filled, _written(target, filled.schema.names), key)
             yield key, made if screen is None else screen.outgoing(made, key)
     if screen is not None:
         screen.close()
+
+
+def _written(target: TableTarget, names: Sequence[str]) -> pa.Schema:
+    """Return the columns that rows are staged in: an upsert's are those that the frame brings."""
+    if target.mode != MERGE:
+        return target.schema
+    return pa.schema([field for field in target.schema if field.name in names])
 
 
 def _with_ids(rows: pa.RecordBatch, target: TableTarget) -> pa.RecordBatch:
@@ -76,6 +84,8 @@ def _with_ids(rows: pa.RecordBatch, target: TableTarget) -> pa.RecordBatch:
     if layout.is_edge(target.table_key):
         if not missing:
             return rows
+        if target.mode == MERGE:
+            raise _edge_without_id(target)
         made = ulids(rows.num_rows)
         return _put_ids(rows, made if given is None else pc.if_else(given.is_null(), made, given))
     if target.key is None or target.key not in known:
@@ -85,6 +95,19 @@ def _with_ids(rows: pa.RecordBatch, target: TableTarget) -> pa.RecordBatch:
         return _put_ids(rows, key)
     _refuse_other_ids(given, key, target)
     return _put_ids(rows, pc.if_else(given.is_null(), key, given)) if missing else rows
+
+
+def _edge_without_id(target: TableTarget) -> IntegrityError:
+    return IntegrityError(
+        f"An edge of {target.table_key} without id: an upsert can't tell which edge it is",
+        expected="an id in every row",
+        found="null",
+        hint="Add the column id, or append the edges: an append makes ids",
+        table_key=target.table_key,
+        rule="not null",
+        samples=[],
+        column="id",
+    )
 
 
 def _refuse_other_ids(given: pa.Array, key: pa.Array, target: TableTarget) -> None:

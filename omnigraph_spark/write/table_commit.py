@@ -8,7 +8,6 @@ than the last; what is published is the last one. A round that loses puts its ta
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,8 +27,9 @@ from omnigraph_spark.lance_errors import (
 )
 from omnigraph_spark.manifest.rows import OURS, VersionRow
 from omnigraph_spark.manifest.snapshot import TableEntry
-from omnigraph_spark.write import added_columns, commit_check, field_map
+from omnigraph_spark.write import added_columns, commit_check, field_map, updates
 from omnigraph_spark.write.plan import OVERWRITE, RESTORE, TableTarget
+from omnigraph_spark.write.reshape import reshape
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_head import (
     Round,
@@ -43,6 +43,7 @@ from omnigraph_spark.write.table_head import (
     settle_absent,
     strip,
 )
+from omnigraph_spark.write.upsert import lance_fragment
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -111,12 +112,15 @@ def commit_table(
         StorageError: the store failed; what was committed is unpublished and healed by a later
             write.
     """
+    fragments = [lance_fragment(made) for one in staged for made in one.fragments]
     added = sum(one.rows for one in staged)
     faults.point("table.before_commit")
     if target.restore_to is not None:
         dataset = _restore(round_, target, entry, floor)
+    elif target.renamed and entry is not None:
+        dataset = reshape(round_, target, entry)
     elif entry is None:
-        dataset = _create(round_, target, floor, staged, _fragments(staged))
+        dataset = _create(round_, target, floor, staged, fragments)
     else:
         dataset = _extend(round_, target, entry, staged)
     replaced = target.mode in (OVERWRITE, RESTORE)
@@ -134,7 +138,7 @@ def commit_table(
         int(dataset.version),
         row_count,
         row_count if target.restore_to is not None else added,
-        entry.row_count if entry and replaced else 0,
+        entry.row_count if entry and replaced else updates.replaced_rows(staged),
     )
 
 
@@ -207,12 +211,6 @@ def dataset_metadata(
     raise DatasetNotFoundError(f"Version {version} of {location} has no manifest file")
 
 
-def _fragments(staged: Sequence[StagedTable]) -> list[Any]:
-    from lance.fragment import FragmentMetadata
-
-    return [FragmentMetadata.from_json(json.dumps(f)) for one in staged for f in one.fragments]
-
-
 def _extend(
     round_: Round,
     target: TableTarget,
@@ -232,7 +230,8 @@ def _extend(
         if wide is not head and not fragments:
             return wide
         before = int(wide.version)
-        made = commit(wide, before, LanceOperation.Append(fragments), round_.publish_id)
+        operation = updates.operation(wide, staged, fragments)
+        made = commit(wide, before, operation, round_.publish_id)
         return contiguous(made, before, round_.publish_id)
     before, indexes = int(head.version), _indexes(head)
     replaced = LanceOperation.Overwrite(schema, fragments)

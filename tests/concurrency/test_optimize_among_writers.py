@@ -35,10 +35,9 @@ def optimizer(storage: Storage, number: int, outcome: Outcome) -> None:
     outcome.result = versions
 
 
-def test_optimize_among_four_appenders_fails_none_of_them_and_rows_are_exact(
-    tmp_path: Path,
-) -> None:
-    storage = lance_graphs.new_graph(str(tmp_path / "g"))
+def many_fragments(folder: Path) -> tuple[Storage, list[str]]:
+    """Make a graph of one table in small fragments with an index; return its ids, too."""
+    storage = lance_graphs.new_graph(str(folder / "g"))
     names = [f"n{number:04}" for number in range(FRAGMENTS * 5)]
     column = pa.array(names)
     ages = pa.array(range(len(names)), pa.int32())
@@ -46,6 +45,24 @@ def test_optimize_among_four_appenders_fails_none_of_them_and_rows_are_exact(
     lance_graphs.write_table(storage, PERSON, table, max_rows_per_file=5)
     lance_graphs.publish_head(storage, PERSON)
     create_index(storage, "main", PERSON, "id", "BTREE", None)
+    return storage, names
+
+
+def test_two_that_optimize_at_once_leave_every_row_once(tmp_path: Path) -> None:
+    storage, names = many_fragments(tmp_path)
+    outcomes = at_once(storage.root, [optimizer] * 2)
+    assert [one.errors for one in outcomes] == [[]] * 2
+    assert any(outcomes[0].result) or any(outcomes[1].result)
+    assert ids(storage, PERSON) == names
+    entry = load(storage).entry(PERSON)
+    assert len(storage.dataset(entry.location, None, entry.table_version).get_fragments()) == 1
+    assert writes.records(storage) == []
+
+
+def test_optimize_among_four_appenders_fails_none_of_them_and_rows_are_exact(
+    tmp_path: Path,
+) -> None:
+    storage, names = many_fragments(tmp_path)
     outcomes = at_once(storage.root, [appender] * 4 + [optimizer])
     assert [one.errors for one in outcomes] == [[]] * 5
     assert outcomes[4].result[0] is not None

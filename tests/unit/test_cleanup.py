@@ -13,7 +13,13 @@ import pytest
 
 from omnigraph_spark import faults, layout
 from omnigraph_spark.branches import refs, restore, tags
-from omnigraph_spark.errors import OmnigraphError, OptionError, StorageError, VersionNotFoundError
+from omnigraph_spark.errors import (
+    OmnigraphError,
+    OptionError,
+    StorageError,
+    UnsupportedManifestVersion,
+    VersionNotFoundError,
+)
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance.cleanup import WEEK, Cleaned, cleanup
 from omnigraph_spark.maintenance.optimize import create_index, optimize, run_here
@@ -22,6 +28,7 @@ from omnigraph_spark.read.plan import read_table
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write.commit import commit
 from omnigraph_spark.write.plan import Settings
+from tests.format_checker import check_graph
 from tests.support import branches, graphs
 from tests.support.writes import (
     COMPANY,
@@ -92,8 +99,9 @@ def test_old_versions_go_with_their_files_and_the_head_stays(graph: Storage) -> 
     head = load(graph)
     expected = rows(graph, head)
     before, files = size(graph), data_files(graph, PERSON)
+    hashes = graphs.file_hashes(Path(graph.root))
     told = clean(graph, dry_run=True)
-    assert size(graph) == before
+    assert graphs.file_hashes(Path(graph.root)) == hashes
     done = clean(graph)
     assert (done.versions, done.files, done.bytes) == (told.versions, told.files, told.bytes)
     assert done.bytes == before - size(graph) > before / 2
@@ -104,6 +112,8 @@ def test_old_versions_go_with_their_files_and_the_head_stays(graph: Storage) -> 
     assert {one.place: one.versions for one in done.datasets}[PERSON] == 5
     assert all(one.skipped is None for one in done.datasets)
     assert records(graph) == []
+    wrong = check_graph(graph.root, moved=True)
+    assert [one for one in wrong if not one.endswith("isn't there")] == []
     write(graph, {PERSON: ["after"]})
     assert "after" in ids(graph, PERSON)
     assert clean(graph, 0.5).versions == 0
@@ -366,6 +376,16 @@ def test_a_dataset_that_cannot_be_read_is_left_alone_and_named(graph: Storage) -
     assert info.size
 
 
+def test_a_batch_that_was_written_stays_known_after_optimize_and_cleanup(graph: Storage) -> None:
+    batch = {"txnAppId": "stream", "txnVersion": "7"}
+    write(graph, {PERSON: ["once"]}, **batch)
+    write(graph, {PERSON: ["x"]})
+    optimize(graph, "main", None, run_here, settings=QUICK)
+    clean(graph)
+    assert write(graph, {PERSON: ["once"]}, **batch).skipped
+    assert ids(graph, PERSON).count("once") == 1
+
+
 # --- graphs of the engine --------------------------------------------------------------------------
 
 
@@ -385,6 +405,17 @@ def test_a_graph_of_the_engine_reads_the_same_after_a_cleanup(
         pytest.fail(f"{generation}/{name}: {error}")
     assert {branch: everything(storage, branch) for branch in names} == expected
     assert set(there) <= set(names)
+
+
+def test_a_graph_of_a_newer_engine_is_not_touched(tmp_path: Path) -> None:
+    storage = Storage.at(str(graphs.unpack("newer", "social", tmp_path)))
+    hashes = graphs.file_hashes(Path(storage.root))
+    for dry_run in (True, False):
+        with pytest.raises(UnsupportedManifestVersion, match="OMNIGRAPH_UNSUPPORTED_MANIFEST"):
+            clean(storage, 400, dry_run=dry_run)
+    with pytest.raises(UnsupportedManifestVersion, match="OMNIGRAPH_UNSUPPORTED_MANIFEST"):
+        optimize(storage, "main", None, run_here, settings=QUICK)
+    assert graphs.file_hashes(Path(storage.root)) == hashes
 
 
 def everything(storage: Storage, branch: str) -> dict[str, list[str]]:

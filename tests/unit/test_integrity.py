@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,6 +20,7 @@ from omnigraph_spark.errors import (
     IntegrityError,
     UnsupportedError,
 )
+from omnigraph_spark.integrity import scratch
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write.commit import commit
@@ -533,3 +535,30 @@ def test_of_edges_and_overwrites_of_nodes_at_once_none_leaves_an_edge_without_it
         ), errors
         people = set(rows(graph, PERSON))
         assert {end for pair in rows(graph, KNOWS, "src", "dst") for end in pair} <= people
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def test_a_check_that_does_not_fit_its_memory_spills_to_disk_and_leaves_nothing_there(
+    graph: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch_folder = tmp_path / "scratch"
+    scratch_folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch_folder))
+    monkeypatch.setattr(scratch, "MEMORY_LIMIT", "100MB")
+    spilled: list[int] = []
+    run = scratch.Scratch.run
+
+    def watched(self: scratch.Scratch, sql: str, **streams: Any) -> Any:
+        done = run(self, sql, **streams)
+        spilled.append(sum(path.stat().st_size for path in scratch_folder.rglob("*")))
+        return done
+
+    monkeypatch.setattr(scratch.Scratch, "run", watched)
+    many: list[Row] = [{"id": f"{'long' * 40}{number:09}"} for number in range(400_000)]
+    save(graph, {PERSON: many}, integrity="keys")
+    told = [one["id"] for one in many[:10]]
+    refused(graph, "unique id", told, {PERSON: many}, count=len(many), integrity="keys")
+    assert max(spilled) > 1 << 20
+    assert list(scratch_folder.iterdir()) == []

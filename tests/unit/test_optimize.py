@@ -19,6 +19,7 @@ from omnigraph_spark.errors import (
     UnsupportedError,
 )
 from omnigraph_spark.maintenance import indices
+from omnigraph_spark.maintenance.check import check
 from omnigraph_spark.maintenance.optimize import (
     create_index,
     drop_index,
@@ -31,6 +32,7 @@ from omnigraph_spark.read import metadata_frames
 from omnigraph_spark.read.plan import read_table
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write.plan import Settings
+from tests.format_checker import check_graph
 from tests.support import branches, graphs, lance_graphs
 from tests.support.writes import (
     COMPANY,
@@ -124,6 +126,9 @@ def test_all_tables_are_compacted_in_one_publish_and_rows_stay_as_they_are(graph
     assert load(graph).version(COMPANY) == company
     assert ids(graph, PERSON) == ["first", *(f"p{n}" for n in range(9))]
     assert records(graph) == []
+    create_index(graph, "main", PERSON, "id", "BTREE", None, QUICK)
+    assert check_graph(graph.root, moved=True) == []
+    assert check(graph) == []
 
 
 def test_optimize_of_a_tidy_graph_publishes_nothing(graph: Storage) -> None:

@@ -351,7 +351,6 @@ def test_a_mode_that_is_not_sparks_is_refused(overwrite: bool, given: str) -> No
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("writeMode", "merge"),
         ("writeMode", "delete"),
         ("onDelete", "cascade"),
     ],
