@@ -12,6 +12,7 @@ from omnigraph_spark.branches.ref_methods import RefMethods
 from omnigraph_spark.errors import from_spark
 from omnigraph_spark.maintenance.methods import MaintenanceMethods
 from omnigraph_spark.options import WriteOptions
+from omnigraph_spark.schema_changes.methods import SchemaMethods
 from omnigraph_spark.storage import normalize_root
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def register(spark: SparkSession) -> None:
 
 
 @dataclass(frozen=True)
-class OmniGraph(RefMethods, MaintenanceMethods):
+class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods):
     """A graph at a path, as a Spark session sees it. Holds no connection and no snapshot.
 
     `storage` are storage options by Lance's keys (`aws_endpoint`), kept out of `repr`.

@@ -6,7 +6,7 @@ Each function may be applied again to its own result and then changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from omnigraph_spark import layout
 from omnigraph_spark.engine_schema.model import Constraint, EdgeType, NodeType, Property
@@ -27,20 +27,29 @@ class _Place:
     rules: list[tuple[Constraint, Span]] = field(default_factory=list)
 
 
-def add_properties(text: str, table_key: str, properties: tuple[Property, ...]) -> str:
-    """Return `text` with the properties that a type lacks at the end of its body.
+def add_properties(
+    text: str,
+    table_key: str,
+    properties: tuple[Property, ...],
+    rules: tuple[Constraint, ...] = (),
+) -> str:
+    """Return `text` with the properties and rules that a type lacks at the end of its body.
 
-    A type that the text doesn't have is left out: its table is unknown to the engine as a whole.
+    A rule is left out if it names a property that the type hasn't got then, a type if the text
+    doesn't have it: its table is unknown to the engine as a whole.
     """
     there = parse_pg(text).of_table(table_key)
     if there is None:
         return text
     known = {one.name for one in there.properties}
     new = [one for one in properties if one.name not in known]
-    if not new:
+    known |= {one.name for one in new}
+    more = [r for r in rules if r not in there.rules and known >= set(r.columns)]
+    if not (new or more):
         return text
     place = _place(text, table_key)
-    lines = "".join(f"    {render_property(one)}\n" for one in new)
+    rendered = [*map(render_property, new), *map(render_rule, more)]
+    lines = "".join(f"    {one}\n" for one in rendered)
     if place.close is None:
         return f"{text[: place.end]} {{\n{lines}}}{text[place.end :]}"
     line = text.rfind("\n", 0, place.close) + 1
@@ -67,28 +76,6 @@ def drop_properties(text: str, table_key: str, names: frozenset[str]) -> str:
     spans += [span for rule, span in place.rules if gone & set(rule.columns)]
     for span in sorted(spans, reverse=True):
         text = _without(text, span)
-    return text
-
-
-def rename_property(text: str, table_key: str, old: str, new: str) -> str:
-    """Return `text` with another name for a property of a type, in the type's rules too.
-
-    Raises:
-        UnsupportedError: the property comes from an interface that the type implements.
-    """
-    there = parse_pg(text).of_table(table_key)
-    if there is None or old not in {one.name for one in there.properties}:
-        return text
-    place = _place(text, table_key)
-    _refuse_inherited(there, place, frozenset({old}))
-    start = place.properties[old][0]
-    changes = [((start, start + len(old)), new)]
-    for rule, span in place.rules:
-        if old in rule.columns:
-            columns = tuple(new if name == old else name for name in rule.columns)
-            changes.append((span, render_rule(replace(rule, columns=columns))))
-    for (begin, end), put in sorted(changes, reverse=True):
-        text = f"{text[:begin]}{put}{text[end:]}"
     return text
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import types as pt
 
 from omnigraph_spark.errors import UnsupportedError
@@ -60,8 +61,9 @@ def staged_rows(
             row = 0
             reader = storage.data_file(file.path, stored)
             rows = _rows_per_batch(file.bytes, file.rows)
+            counted = pa.array(range(rows), pa.int64())
             for batch in reader.read_all(batch_size=rows).to_batches():
-                place = pa.array(range(row, row + batch.num_rows), pa.int64())
+                place = pc.add(counted.slice(0, batch.num_rows), row)
                 row += batch.num_rows
                 values = [_comparable(batch.column(column)) for column in columns.values()]
                 yield pa.RecordBatch.from_arrays(

@@ -53,7 +53,8 @@ def restored(storage: Storage, text: str) -> WritePlan:
     """Return the plan of one table that `describe` wrote."""
     plain = json.loads(text)
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(plain["target"].pop("schema"))))
-    plain["target"]["added"] = tuple(plain["target"]["added"])
+    for name in ("added", "renamed"):
+        plain["target"][name] = tuple(plain["target"][name])
     target = TableTarget(**plain["target"], schema=schema)
     return WritePlan(
         storage=storage,

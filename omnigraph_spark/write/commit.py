@@ -125,7 +125,7 @@ def _is_touched(plan: WritePlan, key: str, by_table: Mapping[str, Sequence[Stage
     """Tell whether a table gets a new version: it has rows, is listed, or gets a txn mark."""
     target = plan.targets[key]
     has_rows = any(one.fragments or changed_rows(one.matches) for one in by_table[key])
-    listed = bool(target.added) or target.mode in (OVERWRITE, CREATE, RESTORE)
+    listed = bool(target.added or target.renamed) or target.mode in (OVERWRITE, CREATE, RESTORE)
     return has_rows or listed or plan.txn is not None
 
 

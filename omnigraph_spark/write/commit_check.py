@@ -25,7 +25,8 @@ from omnigraph_spark.integrity.rules import STRICT
 from omnigraph_spark.integrity.sources import StagedFile
 from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
-from omnigraph_spark.write.plan import MERGE, OVERWRITE, RESTORE, TableTarget, WritePlan
+from omnigraph_spark.write import drops
+from omnigraph_spark.write.plan import ALTER, MERGE, OVERWRITE, RESTORE, TableTarget, WritePlan
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_head import Round, StartOver, commit, restore
 
@@ -54,11 +55,15 @@ class CommitCheck:
         Rows to set aside are in the path for bad records when this returns.
 
         Raises:
-            IntegrityError: rows break a rule, and aren't set aside; nothing was committed.
+            IntegrityError: rows break a rule, and aren't set aside, or edge tables end at a table
+                that is dropped; nothing was committed.
             StorageError: the store failed, or there was no room to spill to.
             UnsupportedError: a rule that can't be checked here.
         """
         plan = self._plan
+        if plan.mode == ALTER and plan.dropped:
+            known = engine_schema.read(plan.storage) or EngineSchema()
+            drops.refuse_stranded(plan.dropped, snapshot, known)
         # An upsert can't tell two rows of one id apart: at every level it must have one of each.
         if plan.mode == RESTORE or not (plan.integrity.checks_rows() or plan.mode == MERGE):
             return

@@ -53,6 +53,7 @@ APPEND = "append"
 OVERWRITE = "overwrite"
 CREATE = "create"
 RESTORE = "restore"
+ALTER = "alter"
 MERGE = "merge"
 DELETE = "delete"
 CASCADE = "cascade"
@@ -82,6 +83,7 @@ class TableTarget:
     `table_branch` is the Lance branch that is written to: the graph branch's name, None for `main`.
     `restore_to` is the version of that line whose content the table gets again, without new files.
     `added` are the columns of `schema` that the table lacked at the plan; they come last.
+    `renamed` maps columns to their new names, and those that are dropped to None.
     """
 
     table_key: str
@@ -93,6 +95,7 @@ class TableTarget:
     key: str | None = None
     restore_to: int | None = None
     added: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclass(frozen=True)

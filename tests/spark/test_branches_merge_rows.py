@@ -16,6 +16,7 @@ from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import optimize
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.storage import Storage
+from tests.support.s3 import Bucket
 from tests.support.writes import KNOWS, PERSON, Died, die, new_graph, write
 
 NAN = float("nan")
@@ -205,3 +206,21 @@ def test_the_same_edge_made_on_two_branches_is_one_edge_or_a_conflict(
     with pytest.raises(MergeConflictError, match="1 DivergentInsert in edge:Knows"):
         graph.merge("dev")
     assert sorted(row.id for row in graph.table(KNOWS).collect()) == ["e", "first", "same", "x"]
+
+
+def test_branches_are_merged_on_s3(spark: SparkSession, bucket: Bucket) -> None:
+    storage = new_graph(Storage.at(f"{bucket.uri}/g", bucket.storage_options), [PERSON, KNOWS])
+    branch_off(storage, "dev")
+    write(storage, {PERSON: ["d"], KNOWS: ["d"]}, branch="dev")
+    write(storage, {PERSON: ["m"]})
+    options = {key.removeprefix("storage."): value for key, value in bucket.spark_options.items()}
+    graph = OmniGraph.for_path(spark, storage.root, **options)
+    done = graph.merge("dev", resolution="ours")
+    assert (done.tables, done.conflicts) == ((KNOWS, PERSON), {})
+    assert ids(graph) == ["d", "first", "m"]
+    assert graph.diff("main", "dev", table="Person").count() == 1
+    version = load(storage).graph_version
+    fed = {(row["_table"], row["_change_type"], row.id) for row in graph.changes(version).collect()}
+    assert fed == {(PERSON, "insert", "d"), (KNOWS, "insert", "d")}
+    graph.delete_branch("dev")
+    assert [one.name for one in graph.branches()] == ["main"]

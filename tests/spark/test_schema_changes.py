@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from omnigraph_spark import OmniGraph, pack
 from omnigraph_spark.errors import SchemaMismatchError
 from tests.format_checker import check_graph
+from tests.spark.test_readme import run_python
 from tests.support.frames import refused
 
 NODE = "node:Person"
@@ -69,3 +70,28 @@ def test_an_overwrite_with_merge_schema_replaces_rows_and_adds_columns(
     writer = more.write.format("omnigraph").mode("overwrite").option("table", NODE)
     writer.option("mergeSchema", "true").save(graph.uri)
     assert rows(graph) == [("c", None, "see")]
+
+
+def test_the_examples_of_the_page_on_schema_changes_run_as_they_stand(
+    spark: SparkSession, graph: OmniGraph
+) -> None:
+    before = {row.table_key for row in graph.tables().collect()}
+    old = rows(graph)
+    run_python(
+        "docs/schema_changes.md",
+        "By name",
+        {"spark": spark, "uri": graph.uri, "OmniGraph": OmniGraph},
+    )
+    assert rows(graph) == old
+    assert {row.table_key for row in graph.tables().collect()} == before
+    changes = graph.history().orderBy("version").collect()
+    assert [list(row.tables) for row in changes[-6:]] == [
+        [NODE],
+        [NODE],
+        [NODE],
+        ["node:City"],
+        ["edge:LivesIn"],
+        ["edge:LivesIn", "node:City"],
+    ]
+    assert graph.table(NODE, version=changes[-5].version).columns == ["id", "age", "nickname"]
+    assert check_graph(graph.uri) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omnigraph_spark.engine_schema import edits
-from omnigraph_spark.engine_schema.model import Property
+from omnigraph_spark.engine_schema.model import Constraint, Property
 from omnigraph_spark.engine_schema.pg import parse_pg
 from omnigraph_spark.engine_types import parse
 from omnigraph_spark.errors import UnsupportedError
@@ -65,30 +65,21 @@ def test_a_dropped_property_takes_its_line_and_its_rules_along() -> None:
     assert edits.drop_properties(found, "node:Person", frozenset({"age"})) == found
 
 
-def test_a_renamed_property_keeps_its_rules_and_texts_that_look_like_it() -> None:
-    found = edits.rename_property(TEXT, "node:Person", "age", "years")
-    expected = TEXT.replace("    age: I32?", "    years: I32?")
-    expected = expected.replace("@unique(age,", "@unique(years,").replace(
-        "range(age", "range(years"
-    )
-    assert found == expected
-    assert '@check(email, "age.*@")' in found
-    assert edits.rename_property(found, "node:Person", "age", "years") == found
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda: edits.drop_properties(TEXT, "node:Person", frozenset({"name"})),
-        lambda: edits.rename_property(TEXT, "node:Person", "name", "title"),
-    ],
-)
-def test_a_property_of_an_interface_is_refused(change: object) -> None:
+def test_a_property_of_an_interface_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="OMNIGRAPH_UNSUPPORTED"):
-        change()  # type: ignore[operator]
+        edits.drop_properties(TEXT, "node:Person", frozenset({"name"}))
+
+
+def test_rules_come_with_the_property_that_they_name_and_only_once() -> None:
+    rule = Constraint("Unique", ("age", "nick"))
+    other = Constraint("Unique", ("age", "ghost"))
+    found = edits.add_properties(TEXT, "node:Person", (NICK,), (rule, other))
+    assert found == TEXT.replace(
+        "0..150)\n}", "0..150)\n    nick: String?\n    @unique(age, nick)\n}"
+    )
+    assert edits.add_properties(found, "node:Person", (NICK,), (rule, other)) == found
 
 
 def test_a_type_that_the_text_lacks_is_left_out() -> None:
     assert edits.add_properties(TEXT, "node:Ghost", (NICK,)) == TEXT
     assert edits.drop_properties(TEXT, "node:Ghost", frozenset({"age"})) == TEXT
-    assert edits.rename_property(TEXT, "node:Ghost", "age", "x") == TEXT
