@@ -25,6 +25,7 @@ from omnigraph_spark.manifest.writable import branch_identifier
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.relocation import open_for_reading
 from omnigraph_spark.storage import Storage
+from omnigraph_spark.write import property_files
 from omnigraph_spark.write.commit import Committed, commit
 from omnigraph_spark.write.plan import (
     CREATE,
@@ -68,7 +69,9 @@ def restore(storage: Storage, options: WriteOptions, version: str) -> Committed:
     ref = refs.on_lineage(storage, options.branch, version)
     planned = plan_restore(storage, options, load(storage, *ref))
     staged = stage(planned.write, _rows(storage, planned)) if planned.copied else []
-    return commit(planned.write, staged)
+    columns = {key: target.schema for key, target in planned.write.targets.items()}
+    with property_files.in_step(storage, columns):
+        return commit(planned.write, staged)
 
 
 def plan_restore(storage: Storage, options: WriteOptions, old: Snapshot) -> RestorePlan:

@@ -7,7 +7,6 @@ its column is published.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -38,8 +37,6 @@ from omnigraph_spark.write import merge_schema, property_files
 from omnigraph_spark.write.commit import Committed, commit
 from omnigraph_spark.write.plan import ALTER, TableTarget, WritePlan, head, plan_write
 from omnigraph_spark.write.property_files import Forgotten
-
-_log = logging.getLogger(__name__)
 
 
 def add_property(
@@ -199,10 +196,11 @@ def _reshaped(
     except PublishOutcomeUnknown:
         raise
     except OmnigraphError:
-        _quietly_name(storage, key, forgotten)
+        property_files.quietly_name(storage, {key: forgotten})
         raise
     property_files.forget(storage, key, old)  # a writer that added it at once may have named it
-    _quietly_name(storage, key, _under(forgotten, names, target.schema))
+    renamed = _under(forgotten, names, target.schema)
+    property_files.quietly_name(storage, {key: renamed})
     return done
 
 
@@ -227,14 +225,3 @@ def _under(forgotten: Forgotten, names: Mapping[str, str | None], schema: pa.Sch
             kept = tuple(name for name in columns if name is not None)
             rules.append(Constraint(rule.kind, kept, rule.bounds, rule.pattern))
     return Forgotten(tuple(properties), tuple(rules))
-
-
-def _quietly_name(storage: Storage, key: str, what: Forgotten) -> None:
-    """Name properties (again); what can't be is a column that the engine doesn't see."""
-    if not what.properties:
-        return
-    try:
-        property_files.name_added(storage, {key: what.properties}, {key: what.rules})
-    except OmnigraphError as error:
-        names = ", ".join(one.name for one in what.properties)
-        _log.warning("The schema files don't name %s of %s: %s", names, key, error)

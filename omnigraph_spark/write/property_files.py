@@ -9,16 +9,25 @@ leaves a column that the engine doesn't see, and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from omnigraph_spark import engine_schema
+from omnigraph_spark import engine_schema, layout
 from omnigraph_spark.branches import refs
 from omnigraph_spark.engine_schema import edits
-from omnigraph_spark.engine_schema.model import Constraint, Property
+from omnigraph_spark.engine_schema.model import (
+    SYSTEM_COLUMNS,
+    Constraint,
+    EngineSchema,
+    LeftOut,
+    Property,
+    engine_type_of,
+)
+from omnigraph_spark.errors import OmnigraphError, PublishOutcomeUnknown
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.relocation import open_for_reading
 from omnigraph_spark.storage import Storage
@@ -71,6 +80,11 @@ def name_added(
         StorageError: the store failed.
     """
     of_rules = rules or {}
+    schema = engine_schema.read(storage) or EngineSchema()
+    properties = {
+        key: tuple(one for one in new if not _is_named(schema, key, one))
+        for key, new in properties.items()
+    }
     everywhere = {key: _everywhere(storage, key, new) for key, new in properties.items() if new}
     if not any(everywhere.values()):
         return
@@ -85,6 +99,61 @@ def name_added(
         return text
 
     engine_schema.change(storage, changed)
+
+
+def _is_named(schema: EngineSchema, table_key: str, one: Property) -> bool:
+    there = schema.of_table(table_key)
+    return there is not None and any(p.name == one.name for p in there.properties)
+
+
+@contextlib.contextmanager
+def in_step(storage: Storage, schemas: Mapping[str, pa.Schema]) -> Iterator[None]:
+    """Let a publish give tables other columns: `schemas` are what they have after it.
+
+    Properties without a column leave the schema files before, and come back if the publish fails;
+    columns that they don't name are named after it, by what their types tell.
+
+    Raises:
+        CorruptManifestError, UnsupportedError, StorageError: as `forget`; what comes after the
+            publish is only logged.
+    """
+    known = engine_schema.read(storage) or EngineSchema()
+    forgotten = {}
+    for key, schema in schemas.items():
+        there = known.of_table(key)
+        names = {one.name for one in there.properties} if there is not None else set()
+        forgotten[key] = forget(storage, key, frozenset(names - set(schema.names)))
+    try:
+        yield
+    except PublishOutcomeUnknown:
+        raise
+    except OmnigraphError:
+        quietly_name(storage, forgotten)
+        raise
+    found = {key: Forgotten(_told(key, schema)) for key, schema in schemas.items()}
+    quietly_name(storage, found)
+
+
+def _told(table_key: str, schema: pa.Schema) -> tuple[Property, ...]:
+    """Return a table's columns as the properties that their types tell of."""
+    kind, _ = layout.split_table_key(table_key)
+    engine = {
+        field.name: engine_type_of(field, {})
+        for field in schema
+        if field.name not in SYSTEM_COLUMNS[kind]
+    }
+    return tuple(Property(n, e) for n, e in engine.items() if not isinstance(e, LeftOut))
+
+
+def quietly_name(storage: Storage, what: Mapping[str, Forgotten]) -> None:
+    """Name properties (again); what can't be, the engine doesn't see, and it is logged."""
+    properties = {key: one.properties for key, one in what.items() if one.properties}
+    if not properties:
+        return
+    try:
+        name_added(storage, properties, {key: one.rules for key, one in what.items()})
+    except OmnigraphError as error:
+        _log.warning("The schema files don't name all columns of %s: %s", ", ".join(what), error)
 
 
 def _everywhere(

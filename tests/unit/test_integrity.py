@@ -400,6 +400,32 @@ def test_an_upsert_of_edges_counts_the_rows_that_stay(graph: Storage) -> None:
     check_upsert(graph, {PERSON: [{"id": "e"}], WORKS: [edge("e", "acme", id="aw")]})
 
 
+def test_an_upsert_is_refused_by_every_kind_of_rule_and_changes_nothing(graph: Storage) -> None:
+    save(graph, {PERSON: [{"id": "m", "email": "m@x"}]})
+    cases: list[tuple[str, Rows]] = [
+        ("range", {PERSON: [{"id": "a", "age": 200}]}),
+        ("unique", {PERSON: [{"id": "a", "email": "m@x"}]}),
+        ("edge ends exist", {KNOWS: [edge("a", "z", id="ab")]}),
+        ("card", {WORKS: [edge("a", "acme"), edge("a", "acme")]}),
+    ]
+    for rule, bad in cases:
+        before = {key: rows(graph, key) for key in (PERSON, KNOWS, WORKS)}
+        with pytest.raises(IntegrityError, match=rf"OMNIGRAPH_INTEGRITY\] .*'{rule}'"):
+            save(graph, bad, writeMode="merge", integrity="strict")
+        assert {key: rows(graph, key) for key in (PERSON, KNOWS, WORKS)} == before
+    good: Rows = {PERSON: [{"id": "a", "age": 7}, {"id": "z"}], KNOWS: [edge("a", "z", id="ab")]}
+    save(graph, good, writeMode="merge", integrity="strict")
+    assert rows(graph, KNOWS, "src", "dst") == [("a", "z")]
+    assert rows(graph, PERSON) == ["a", "b", "c", "m", "z"]
+
+
+def test_an_upsert_and_an_append_of_one_new_id_at_once_make_one_row(graph: Storage) -> None:
+    rival = once(lambda: save(graph, {PERSON: [{"id": "x"}]}, integrity="keys"))
+    faults.arm("commit.before_publish", rival)
+    save(graph, {PERSON: [{"id": "x", "last": "L"}]}, writeMode="merge", integrity="keys")
+    assert rows(graph, PERSON) == ["a", "b", "c", "x"]
+
+
 # --- rivals --------------------------------------------------------------------------------------
 
 

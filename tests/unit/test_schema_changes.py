@@ -11,6 +11,7 @@ from pyspark.sql.types import DoubleType
 from omnigraph_spark import engine_schema, faults
 from omnigraph_spark.branches import manage
 from omnigraph_spark.branches.refs import Resolved
+from omnigraph_spark.branches.restore import restore
 from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
     IntegrityError,
@@ -228,6 +229,23 @@ def test_rows_that_were_staged_before_a_property_was_dropped_are_refused(graph: 
     with pytest.raises(SchemaMismatchError, match="OMNIGRAPH_SCHEMA_MISMATCH.*column age"):
         commit(planned, staged)
     assert [r["id"] for r in rows_of(graph, PERSON)] == ["first"]
+
+
+def test_a_restore_over_changed_properties_keeps_the_schema_files_in_step(
+    graph: Storage,
+) -> None:
+    first = load(graph).graph_version
+    changes.add_property(graph, asked(graph), PERSON, "nick", "String?")
+    changes.drop_property(graph, asked(graph), PERSON, "age")
+    second = load(graph).graph_version
+    restore(graph, writes.write_options(graph, "overwrite"), str(first))
+    assert rows_of(graph, PERSON) == [FIRST]
+    assert properties(graph, PERSON) == {"name": "String", "age": "I32?"}
+    assert check_graph(graph.root) == []
+    restore(graph, writes.write_options(graph, "overwrite"), str(second))
+    assert rows_of(graph, PERSON) == [{"id": "first", "name": "first", "nick": None}]
+    assert properties(graph, PERSON) == {"name": "String", "nick": "String?"}
+    assert check_graph(graph.root) == []
 
 
 # --- tables ------------------------------------------------------------------------------------
