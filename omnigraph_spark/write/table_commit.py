@@ -27,7 +27,13 @@ from omnigraph_spark.lance_errors import (
 )
 from omnigraph_spark.manifest.rows import OURS, VersionRow
 from omnigraph_spark.manifest.snapshot import TableEntry
-from omnigraph_spark.write import added_columns, commit_check, field_map, updates
+from omnigraph_spark.write import (
+    added_columns,
+    commit_check,
+    field_map,
+    first_indexes,
+    updates,
+)
 from omnigraph_spark.write.plan import OVERWRITE, RESTORE, TableTarget
 from omnigraph_spark.write.reshape import reshape
 from omnigraph_spark.write.stage import StagedTable
@@ -130,6 +136,11 @@ def commit_table(
         added -= bad.num_rows
     with translated(f"Counting the rows of {target.table_key}"):
         row_count = int(dataset.count_rows())
+    if target.restore_to is None:
+        new = first_indexes.missing(
+            target.table_key, dataset, entry.row_count if entry else 0, row_count
+        )
+        dataset = _build_indexes(dataset, new, round_, entry)
     return Moved(
         target.table_key,
         target.location,
@@ -335,9 +346,15 @@ def _indexes(head: LanceDataset) -> list[tuple[str, Any, str]]:
 
 
 def _build_indexes(
-    made: LanceDataset, indexes: list[tuple[str, Any, str]], round_: Round, entry: TableEntry
+    made: LanceDataset,
+    indexes: Sequence[tuple[str, Any, str]],
+    round_: Round,
+    entry: TableEntry | None,
 ) -> LanceDataset:
-    """Build indices again, one version each; undo the overwrite if one isn't the next."""
+    """Build indices, one version each; undo the write to a table that is there if one isn't next.
+
+    What is left of a new table is replaced by the next round, or by whoever makes the table.
+    """
     for index in indexes:
         reached = int(made.version)
         try:
@@ -345,7 +362,7 @@ def _build_indexes(
         except (StartOver, OmnigraphError):
             with contextlib.suppress(StartOver, OmnigraphError):
                 made.checkout_latest()
-                if made.version == reached:
+                if entry is not None and made.version == reached:
                     restore(made, entry.table_version, round_.publish_id)
             raise
     return made
