@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import shutil
 import statistics
 import sys
@@ -107,6 +108,7 @@ def spark_run() -> Run:
 
     from omnigraph_spark.maintenance.spark_tasks import run_on_spark
 
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     return run_on_spark(session.getOrCreate())
 

@@ -96,8 +96,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("batchSize", integer(1), None, (READ,),
            "rows per Arrow batch; without it batches are sized by bytes"),
     Option("writeMode", choice("append", "overwrite", "merge", "delete"), None, (WRITE,),
-           "what `.mode()` says, or `merge`: upsert by `id`, all or some of the properties; `delete` is not"
-           " built yet and refused"),
+           "what `.mode()` says; `merge`: upsert by `id`, all or some properties; `delete`: by `id`"),
     Option("endpoints", pairs("Knows: Person -> Person"), None, (WRITE,),
            "ends of edge tables that are created: `Knows: Person -> Person, WorksAt: Person ->"
            " Company`"),
@@ -111,7 +110,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("badRecordsPath", text, None, (WRITE,),
            "rows that break a rule go here as JSON lines, and the others are written"),
     Option("onDelete", choice("restrict", "cascade"), "restrict", (WRITE,),
-           "for edges of deleted nodes (not built yet)"),
+           "what a delete of nodes does with their edges: refuse it, or delete them too"),
     Option("mergeSchema", boolean, "false", (WRITE,),
            "columns that the table lacks are added to it as nullable properties"),
     Option("expectedTableVersions", versions, None, (WRITE,),
@@ -287,6 +286,7 @@ class WriteOptions:
     last_writer_wins: bool
     integrity: str
     merge_schema: bool
+    on_delete: str
     bad_records_path: str | None
     branch_from: str | None
     actor: str | None
@@ -327,6 +327,7 @@ class WriteOptions:
             last_writer_wins=parsed.get("lastWriterWins"),
             integrity=parsed.get("integrity"),
             merge_schema=parsed.get("mergeSchema"),
+            on_delete=parsed.get("onDelete"),
             bad_records_path=parsed.get("badRecordsPath"),
             branch_from=parsed.get("branchFrom"),
             actor=parsed.get("actor"),
@@ -346,11 +347,7 @@ class WriteOptions:
 def _mode(write_mode: str | None, overwrite: bool) -> str:
     spark_mode = "overwrite" if overwrite else "append"
     mode = write_mode or spark_mode
-    if mode == "delete":
-        raise OptionError(
-            "writeMode delete is not built yet", expected="append, merge or overwrite"
-        )
-    if mode == "merge" and not overwrite:
+    if mode in ("merge", "delete") and not overwrite:
         return mode
     if mode != spark_mode:
         raise OptionError(
@@ -380,9 +377,6 @@ def _refuse_other(parsed: Parsed, scope: str, doing: str) -> None:
 def _refuse_unbuilt(parsed: Parsed) -> None:
     _refuse_other(parsed, READ, "writing")
     _refuse_other(parsed, CREATE, "writing")
-    for name, allowed in (("onDelete", "restrict"),):
-        if parsed.get(name) != allowed:
-            raise OptionError(f"Option {name} is not built yet", hint="Leave it out")
 
 
 def markdown_table() -> str:

@@ -74,11 +74,11 @@ def execute(
     Raises:
         StorageError: the store failed.
     """
-    from lance import optimize
-
-    kind: Any = optimize.CompactionTask  # its JSON form isn't in pylance's stubs
     dataset = storage.dataset(location, branch, version)
     with translated(f"Compacting {location}"):
+        from lance import optimize
+
+        kind: Any = optimize.CompactionTask  # its JSON form isn't in pylance's stubs
         return [kind.from_json(task).execute(dataset).json() for task in tasks]
 
 

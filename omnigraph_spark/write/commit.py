@@ -37,6 +37,7 @@ from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.write import heal, property_files, staged_files, updates
 from omnigraph_spark.write.commit_check import CommitCheck
 from omnigraph_spark.write.guards import KEEPS_IDS, untouched_guards
+from omnigraph_spark.write.matches import changed_rows
 from omnigraph_spark.write.plan import CREATE, OVERWRITE, RESTORE, TableTarget, WritePlan
 from omnigraph_spark.write.publish_marks import marks
 from omnigraph_spark.write.stage import StagedTable
@@ -123,7 +124,7 @@ def _touched(plan: WritePlan, by_table: Mapping[str, Sequence[StagedTable]]) -> 
 def _is_touched(plan: WritePlan, key: str, by_table: Mapping[str, Sequence[StagedTable]]) -> bool:
     """Tell whether a table gets a new version: it has rows, is listed, or gets a txn mark."""
     target = plan.targets[key]
-    has_rows = any(one.fragments for one in by_table[key])
+    has_rows = any(one.fragments or changed_rows(one.matches) for one in by_table[key])
     listed = bool(target.added or target.renamed) or target.mode in (OVERWRITE, CREATE, RESTORE)
     return has_rows or listed or plan.txn is not None
 
@@ -136,6 +137,7 @@ class _Write:
     ) -> None:
         self._plan = plan
         self._by_table = by_table
+        self._asked: tuple[WritePlan, Mapping[str, list[StagedTable]]] = (plan, by_table)
         self._touched = touched
         self._round = Round(
             plan.storage,
@@ -229,10 +231,11 @@ class _Write:
         return self._commit_tables(snapshot)
 
     def _is_matched(self, snapshot: Snapshot) -> bool:
-        """Match an upsert's rows to what is published now; False where nothing is left to do."""
-        again = updates.matched(self._plan, self._by_table, snapshot)
-        if again is not None:
-            self._plan, self._by_table = again
+        """Match what is replaced or deleted to what is published now; False: nothing is to do."""
+        self._asked = updates.matched(*self._asked, snapshot) or self._asked
+        plan, by_table = updates.for_round(*self._asked, snapshot)
+        if plan is not self._plan:
+            self._plan, self._by_table = plan, by_table
             self._check = CommitCheck(self._plan, self._by_table)
             self._touched = _touched(self._plan, self._by_table)
         return bool(self._touched or self._plan.dropped)

@@ -28,6 +28,7 @@ from omnigraph_spark.storage import Storage
 from omnigraph_spark.write import merge_schema
 from omnigraph_spark.write.plan import (
     CREATE,
+    DELETE,
     MERGE,
     OVERWRITE,
     NewTable,
@@ -158,7 +159,7 @@ def _plan_tables(
     _refuse_unwritten(options, written)
     new = {
         key: _new_table(key, definitions[key], options, known)
-        if key in definitions and key not in snapshot.tables
+        if key in definitions and key not in snapshot.tables and options.mode != DELETE
         else None
         for key in written
     }
@@ -207,6 +208,10 @@ def _refuse_unwritten(options: WriteOptions, written: Collection[str]) -> None:
 
 def _check(schema: StructType, target: TableTarget) -> None:
     may_lack = ("id",) if target.key is not None or layout.is_edge(target.table_key) else ()
+    if target.mode == DELETE:
+        _check_has_id(schema, target)
+        schema = StructType([field for field in schema.fields if field.name == "id"])
+        may_lack = tuple(target.schema.names)
     if target.mode == MERGE:
         _check_has_id(schema, target)
         may_lack = tuple(target.schema.names)
@@ -218,7 +223,7 @@ def _check_has_id(schema: StructType, target: TableTarget) -> None:
     if "id" in schema.names or target.key in schema.names:
         return
     raise IntegrityError(
-        f"The frame for {target.table_key} lacks column id, by which an upsert finds rows",
+        f"The frame for {target.table_key} lacks column id, by which rows are found",
         expected="id STRING" if target.key is None else f"id STRING, or the key {target.key}",
         found=", ".join(schema.names)[:300],
         hint="Add the column id",
@@ -364,7 +369,7 @@ def _versions_read(
         for mark in field_metadata.read_marks(schema)
         if mark.graph == storage.root and mark.branch == options.branch
     ]
-    if not marks or options.mode not in (OVERWRITE, MERGE):
+    if not marks or options.mode not in (OVERWRITE, MERGE, DELETE):
         return {}
     lowest: ReadMark = min(marks, key=lambda mark: mark.version)
     snapshot = load(storage, options.branch, lowest.version)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from omnigraph_spark.errors import IntegrityError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 Offsets = NDArray[np.uint32]
 _SAMPLES = 5
+_IDS_AT_ONCE = 262_144
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ def unpack(text: str) -> Offsets:
 def of_addresses(changed: NDArray[np.uint64], same: NDArray[np.uint64]) -> tuple[Match, ...]:
     """Return the matches of row addresses (fragment << 32 | offset), by fragment."""
     found = []
+    changed = np.unique(changed)
     touched = np.unique(np.concatenate((changed, same)) >> np.uint64(32))
     for fragment in touched:
         parts = [
@@ -73,13 +76,29 @@ def by_fragment(matches: Iterable[Match]) -> dict[int, list[Match]]:
 
 
 def changed_rows(matches: Iterable[Match]) -> int:
-    """Return how many stored rows the matches replace or delete."""
-    return sum(one.rows for one in matches)
+    """Return how many stored rows the matches replace or delete, each counted once."""
+    found = by_fragment(matches).values()
+    return sum(parts[0].rows if len(parts) == 1 else len(united(parts)) for parts in found)
 
 
 def united(matches: Sequence[Match]) -> Offsets:
     """Return the offsets of one fragment that are replaced or deleted, ascending."""
-    return np.sort(np.concatenate([unpack(one.changed) for one in matches]))
+    return np.unique(np.concatenate([unpack(one.changed) for one in matches]))
+
+
+def ids_at(dataset: LanceDataset, fragment: int, offsets: Offsets) -> Iterator[pa.Array]:
+    """Yield the ids at offsets of a fragment, in bounded pieces.
+
+    `LanceFragment.take` counts only rows that aren't deleted, so the ids are scanned.
+    """
+    stored = dataset.get_fragment(fragment)
+    assert stored is not None
+    scanner = stored.scanner(columns=["id"], with_row_address=True, batch_size=_IDS_AT_ONCE)
+    for batch in scanner.to_batches():
+        places = batch.column("_rowaddr").to_numpy(zero_copy_only=False).astype(np.uint32)
+        ids = batch.column("id").filter(pa.array(np.isin(places, offsets)))
+        if len(ids):
+            yield ids
 
 
 def refuse_doubles(
@@ -99,10 +118,12 @@ def refuse_doubles(
         doubled = np.unique(every[1:][every[1:] == every[:-1]])
         if len(doubled):
             with translated(f"Reading keys of {table_key}"):
-                stored = dataset.get_fragment(fragment)
-                assert stored is not None
-                taken = stored.take(doubled[:_SAMPLES].tolist(), columns=["id"])
-            raise doubled_keys(table_key, taken["id"].to_pylist(), len(doubled))
+                found = [
+                    one
+                    for ids in ids_at(dataset, fragment, doubled[:_SAMPLES])
+                    for one in ids.to_pylist()
+                ]
+            raise doubled_keys(table_key, found, len(doubled))
 
 
 def doubled_keys(table_key: str, samples: Sequence[str], count: int) -> IntegrityError:

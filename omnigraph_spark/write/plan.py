@@ -55,6 +55,8 @@ CREATE = "create"
 RESTORE = "restore"
 ALTER = "alter"
 MERGE = "merge"
+DELETE = "delete"
+CASCADE = "cascade"
 _NO_BRANCH = -1
 """Graph version of a branch that isn't made yet."""
 
@@ -144,6 +146,7 @@ class WritePlan:
     dropped: tuple[str, ...] = ()
     merged_parent: str | None = None
     settings: Settings = field(default_factory=Settings)
+    on_delete: str = "restrict"
     integrity: Integrity = field(default_factory=Integrity)
     new_properties: Mapping[str, tuple[Property, ...]] = field(default_factory=dict)
 
@@ -170,15 +173,15 @@ def plan_write(
         OptionError, SchemaMismatchError, UnsupportedError: what the frame asks for can't be done.
         StorageError: the store failed.
     """
-    if options.mode == MERGE and options.bad_records_path is not None:
+    if options.mode in (MERGE, DELETE) and options.bad_records_path is not None:
         raise UnsupportedError(
-            "badRecordsPath doesn't go with writeMode merge: what a bad row would replace stays",
-            hint="Leave it out, or sort the bad rows out before the upsert",
+            f"badRecordsPath doesn't go with writeMode {options.mode}",
+            hint="Leave it out, and sort the bad rows out before the write",
         )
-    if options.mode == MERGE and options.merge_schema:
+    if options.mode in (MERGE, DELETE) and options.merge_schema:
         raise UnsupportedError(
-            "mergeSchema doesn't go with writeMode merge",
-            hint="Add the properties first (OmniGraph.add_property), then upsert",
+            f"mergeSchema doesn't go with writeMode {options.mode}",
+            hint="Add the properties with an append first",
         )
     snapshot = head(storage, options)
     schema = engine_schema.read(storage) or EngineSchema()
@@ -219,6 +222,7 @@ def plan_write(
         if layout.lance_branch(options.branch) is None
         else branch_identifier(open_main(storage), options.branch),
         settings=Settings.of(options),
+        on_delete=options.on_delete,
         integrity=integrity,
     )
 
@@ -366,7 +370,7 @@ def _expected(
         for key, version in read_versions.items():
             if key in targets:
                 expected[key] = min(version, expected[key])
-    if options.mode == MERGE:
+    if options.mode in (MERGE, DELETE):
         expected = {key: read_versions[key] for key in targets if key in read_versions}
         for key, target in targets.items():
             # Staged blobs can't be read again, as a round that is lost to another write would.

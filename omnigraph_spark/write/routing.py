@@ -17,7 +17,7 @@ from omnigraph_spark.errors import IntegrityError
 from omnigraph_spark.frame_batches import Ownership
 from omnigraph_spark.ids import ulids
 from omnigraph_spark.integrity.screen import Screen
-from omnigraph_spark.write.plan import MERGE, TableTarget
+from omnigraph_spark.write.plan import DELETE, MERGE, TableTarget
 
 _SAMPLES = 5
 
@@ -60,6 +60,13 @@ def route(
             parts = frame_batches.route(batch, routing.ownership or {})
         for key, rows in parts:
             target = targets[key]
+            if target.mode == DELETE:
+                ids = rows.select(["id"]) if "id" in rows.schema.names else _with_ids(rows, target)
+                if layout.is_edge(key) and ids.column("id").null_count:
+                    raise _edge_without_id(target)
+                only = pa.schema([target.schema.field("id")])
+                yield key, to_table_batch(ids.select(["id"]), only, key)
+                continue
             if screen is not None:
                 rows = screen.incoming(rows, target.schema, key, target.key)
             filled = _with_ids(rows, target)
@@ -99,10 +106,10 @@ def _with_ids(rows: pa.RecordBatch, target: TableTarget) -> pa.RecordBatch:
 
 def _edge_without_id(target: TableTarget) -> IntegrityError:
     return IntegrityError(
-        f"An edge of {target.table_key} without id: an upsert can't tell which edge it is",
+        f"An edge of {target.table_key} without id: it can't be told which edge it is",
         expected="an id in every row",
         found="null",
-        hint="Add the column id, or append the edges: an append makes ids",
+        hint="Add the column id; an append alone makes ids",
         table_key=target.table_key,
         rule="not null",
         samples=[],

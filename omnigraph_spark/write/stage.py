@@ -22,7 +22,7 @@ from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.write import column_numbers, field_map, upsert
 from omnigraph_spark.write.field_map import FieldMap
 from omnigraph_spark.write.matches import Match
-from omnigraph_spark.write.plan import CREATE, MERGE, TableTarget, WritePlan
+from omnigraph_spark.write.plan import CREATE, DELETE, MERGE, TableTarget, WritePlan
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -98,7 +98,7 @@ def _stage_one(
     if first is None:
         return StagedTable(target.table_key, (), 0, 0, ())
     batches = itertools.chain((first,), batches)
-    if target.mode == MERGE:
+    if target.mode in (MERGE, DELETE):
         return restage(plan, target, batches)
     destination, written, fields = _destination(plan, target)
     fragments, rows, size = _write(plan, target, destination, batches)
@@ -107,22 +107,25 @@ def _stage_one(
 
 
 def restage(plan: WritePlan, target: TableTarget, batches: Iterable[pa.RecordBatch]) -> StagedTable:
-    """Stage an upsert's rows of one table against the version that `target` names.
+    """Stage an upsert's or a delete's rows of one table against the version that `target` names.
 
     Raises:
         IntegrityError: a key comes twice, or a new row lacks what may not be null.
         StorageError: the store failed; files written so far stay unreferenced.
     """
     dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
-    done = upsert.stage_upsert(
-        target, dataset, batches, lambda rows: _write(plan, target, dataset, rows)
-    )
+    if target.mode == DELETE:
+        done = upsert.stage_delete(dataset, batches)
+    else:
+        done = upsert.stage_upsert(
+            target, dataset, batches, lambda rows: _write(plan, target, dataset, rows)
+        )
     return StagedTable(
         target.table_key,
         done.fragments,
         done.rows,
         done.bytes,
-        field_map.of_dataset(dataset) if done.fragments else (),
+        field_map.of_dataset(dataset),
         done.matches,
         done.columns,
     )

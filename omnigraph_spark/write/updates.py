@@ -18,8 +18,8 @@ from omnigraph_spark.arrow_write import to_table_batch
 from omnigraph_spark.errors import IntegrityError
 from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import Snapshot
-from omnigraph_spark.write import field_map, matches, stage, staged_files
-from omnigraph_spark.write.plan import MERGE, TableTarget, WritePlan
+from omnigraph_spark.write import deletes, field_map, matches, stage, staged_files
+from omnigraph_spark.write.plan import DELETE, MERGE, TableTarget, WritePlan
 from omnigraph_spark.write.stage import StagedTable
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 def replaced_rows(staged: Sequence[StagedTable]) -> int:
     """Return how many stored rows the staged ones replace."""
-    return sum(matches.changed_rows(one.matches) for one in staged)
+    return matches.changed_rows(match for one in staged for match in one.matches)
 
 
 def operation(head: LanceDataset, staged: Sequence[StagedTable], new: list[Any]) -> Any:
@@ -61,6 +61,8 @@ def operation(head: LanceDataset, staged: Sequence[StagedTable], new: list[Any])
                 gone.append(number)
             else:
                 updated.append(left)
+    if not new:
+        return LanceOperation.Delete(updated, gone, "rows that a write names by id")
     return LanceOperation.Update(
         removed_fragment_ids=gone,
         updated_fragments=updated,
@@ -79,7 +81,7 @@ def refuse_doubles(plan: WritePlan, by_table: ByTable) -> None:
         IntegrityError: there are such rows; nothing was committed, the staged files are deleted.
         StorageError: the store failed.
     """
-    for key, staged in by_table.items():
+    for key, staged in by_table.items() if plan.mode == MERGE else ():
         grouped = matches.by_fragment(match for one in staged for match in one.matches)
         if not any(len(found) > 1 for found in grouped.values()):
             continue
@@ -109,13 +111,24 @@ def matched(
     return replace(plan, targets=targets), staged
 
 
+def for_round(plan: WritePlan, by_table: ByTable, snapshot: Snapshot) -> tuple[WritePlan, ByTable]:
+    """Return what a round commits: a delete's rows with the edges that go with them.
+
+    Raises:
+        IntegrityError, StorageError: as `deletes.with_edges`.
+    """
+    if plan.mode != DELETE:
+        return plan, by_table
+    return deletes.with_edges(plan, by_table, snapshot)
+
+
 def is_stale(plan: WritePlan, snapshot: Snapshot, key: str) -> bool:
     """Tell whether an upsert's rows of a table were matched against another version."""
     entry = snapshot.tables.get(key)
-    if plan.mode != MERGE or entry is None:
+    if plan.mode not in (MERGE, DELETE) or entry is None:
         return False
     target = plan.targets[key]
-    return target.mode != MERGE or target.version != entry.table_version
+    return target.mode != plan.mode or target.version != entry.table_version
 
 
 def rematched(
@@ -134,7 +147,12 @@ def rematched(
     """
     old = plan.targets[key]
     entry = snapshot.tables[key]
-    target = replace(old, mode=MERGE, version=entry.table_version)
+    target = replace(old, mode=plan.mode, version=entry.table_version)
+    if plan.mode == DELETE:
+        before = plan.storage.dataset(old.location, old.table_branch, old.version)
+        ids = deletes.deleted_ids(before, {key: list(staged)}, key)
+        batches = (pa.RecordBatch.from_arrays([one], names=["id"]) for one in ids)
+        return target, [stage.restage(plan, target, batches)]
     dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
     now = field_map.of_dataset(dataset)
     _log.info("write %s: matching %s again at %d", plan.publish_id, key, target.version)

@@ -90,6 +90,20 @@ def stage_upsert(
     return task.done()
 
 
+def stage_delete(dataset: LanceDataset, batches: Iterable[pa.RecordBatch]) -> Upserted:
+    """Find the stored rows of ids that are deleted; writes nothing. Unknown ids are no error.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    found = [
+        lookup(dataset, pc.unique(chunk["id"].combine_chunks())).addresses
+        for chunk in _chunks(batches)
+    ]
+    none = np.empty(0, dtype=np.uint64)
+    return Upserted((), 0, 0, matches.of_addresses(np.concatenate([none, *found]), none), ("id",))
+
+
 def lance_fragment(staged: Mapping[str, Any]) -> Any:
     """Return a staged fragment as Lance's, updated rows under the row ids that they keep."""
     from lance.fragment import FragmentMetadata

@@ -28,12 +28,13 @@ Step = tuple[str, int, int, int]
 """What to do, and three numbers that choose what to do it to, whatever there is by then."""
 
 KINDS = (
-    *("append", "append", "overwrite", "both", "branch", "restore", "compact"),
+    *("append", "append", "overwrite", "upsert", "both", "branch", "restore", "compact"),
     *("merge", "merge", "tag", "untag", "delete"),
 )
 EFFECTS: Mapping[str, Callable[[Table, Table], Table]] = {
     "append": lambda old, new: {**old, **new},
     "overwrite": lambda old, new: new,
+    "merge": lambda old, new: {**old, **new},
 }
 """What a write of each mode makes of a table; another mode needs a line here and a step below."""
 
@@ -95,6 +96,16 @@ class Run:
             if (number + many) % 4
         }
         self.write(branch, "overwrite", {key: {} if many == 7 else {**kept, **self.new_rows(1)}})
+
+    def do_upsert(self, where: int, which: int, many: int) -> None:
+        """Upsert a table: some of its rows, and perhaps a new one."""
+        branch, key = self.branch(where), self.keys[which % 3]
+        old = self.model.tables(branch).get(key, {})
+        self.count += 1
+        some = {one: self.count for n, one in enumerate(old) if (n + many) % 2}
+        rows = {**some, **self.new_rows(many % 2)}
+        if rows:
+            self.write(branch, "merge", {key: rows})
 
     def do_branch(self, where: int, which: int, many: int) -> None:
         """Make a branch at a head, at an older version, or at a tag."""
@@ -239,7 +250,8 @@ class Run:
 
     def write(self, branch: str, mode: str, rows: Tables) -> None:
         """Write rows to both."""
-        planned = plan(self.storage, list(rows), mode, branch=branch)
+        spark_mode = "overwrite" if mode == "overwrite" else "append"
+        planned = plan(self.storage, list(rows), spark_mode, branch=branch, writeMode=mode)
         batches = [(key, batch(planned.targets[key].schema, rows[key])) for key in rows]
         self.written(branch, mode, rows, commit(planned, stage(planned, batches)))
 

@@ -38,7 +38,9 @@ class SparkRun(Run):
             )
             for key, table in rows.items()
         }
-        done = self.graph.write(frames, mode=mode, branch=branch)
+        given = {"writeMode": "merge"} if mode == "merge" else {}
+        spark_mode = "append" if given else mode
+        done = self.graph.write(frames, mode=spark_mode, branch=branch, **given)
         self.written(branch, mode, rows, done)
 
     def do_merge(self, where: int, which: int, many: int) -> None:

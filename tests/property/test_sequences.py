@@ -99,11 +99,11 @@ def spark_steps(chance: random.Random) -> list[Step]:
     def step(kind: str, where: int) -> Step:
         return (kind, where, chance.randrange(12), chance.randrange(12))
 
-    kinds = ("append", "overwrite", "both", "restore", "compact")
+    kinds = ("append", "overwrite", "upsert", "both", "restore", "compact")
     there, back = ((1, 0), (0, 1)) if chance.random() < 0.7 else ((0, 1), (1, 0))
     steps = [
         ("branch", 0, 1, 0),
-        step(chance.choice(kinds[:3]), 1),
+        step(chance.choice(kinds[:4]), 1),
         step(chance.choice(kinds), 0),
         ("merge", *there, 0),
     ]

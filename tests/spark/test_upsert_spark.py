@@ -1,7 +1,8 @@
-"""Upserts through Spark: frames of every form, and what is refused."""
+"""Upserts and deletes through Spark: frames of every form, and what is refused."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,17 +11,16 @@ from pyspark.sql import functions as F
 
 from omnigraph_spark import OmniGraph, pack
 from omnigraph_spark.errors import ExpectedVersionMismatch, IntegrityError, OptionError
-from tests.support.frames import counts, knows, load, people, placed, refused, save, versions
-from tests.support.stores import Store
+from tests.support.frames import counts, knows, load, people, refused, save, versions
 
 ENDS = "Knows: Person -> Person"
 MERGE = {"writeMode": "merge"}
 
 
 @pytest.fixture
-def uri(spark: SparkSession, store: Store) -> str:
-    """A graph of ann and ben, and ann knows ben; on both stores."""
-    root = placed(store)
+def uri(spark: SparkSession, tmp_path: Path) -> str:
+    """A graph of ann and ben, and ann knows ben."""
+    root = str(tmp_path / "graph")
     graph = pack({"node:Person": people(spark), "edge:Knows": knows(spark, ("a", "b"))})
     save(graph, root, endpoints=ENDS)
     return root
@@ -100,6 +100,32 @@ def test_merge_goes_with_append_only(spark: SparkSession, uri: str) -> None:
     writer = people(spark).write.format("omnigraph").option("table", "node:Person")
     with refused(OptionError, "merge"):
         writer.option("writeMode", "merge").mode("overwrite").save(uri)
+
+
+def test_a_delete_needs_ids_alone_and_says_which_edges_are_in_the_way(
+    spark: SparkSession, uri: str
+) -> None:
+    ben = spark.createDataFrame([("b", 1)], "id STRING, whatever INT")
+    with refused(IntegrityError, "leave 1 edges without an end: 1 of edge:Knows"):
+        save(ben, uri, table="node:Person", writeMode="delete")
+    save(ben, uri, table="node:Person", writeMode="delete", onDelete="cascade")
+    assert counts(uri) == {"node:Person": 1, "edge:Knows": 0}
+    with refused(IntegrityError, "lacks column id"):
+        save(ben.drop("id"), uri, table="node:Person", writeMode="delete")
+
+
+def test_a_whole_graph_frame_and_many_frames_are_deleted_in_one_commit(
+    spark: SparkSession, uri: str
+) -> None:
+    gone = load(spark, uri).where("_table = 'edge:Knows' OR id = 'b'").select("_table", "id")
+    save(gone, uri, writeMode="delete")
+    assert counts(uri) == {"node:Person": 1, "edge:Knows": 0}
+    save(knows(spark, ("a", "a")), uri, table="edge:Knows")
+    graph = OmniGraph.for_path(spark, uri)
+    edges = load(spark, uri, table="edge:Knows").select("id")
+    nodes = spark.createDataFrame([("a",)], "id STRING")
+    graph.write({"edge:Knows": edges, "node:Person": nodes}, mode="delete")
+    assert counts(uri) == {"node:Person": 0, "edge:Knows": 0}
 
 
 def _history(spark: SparkSession, uri: str) -> list[dict[str, Any]]:

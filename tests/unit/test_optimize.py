@@ -260,6 +260,17 @@ def test_rows_that_land_under_or_between_its_versions_unpublished_are_not_adopte
     assert found_by_index(graph, PERSON, "p3") == ["p3"]
 
 
+def test_a_round_that_is_lost_leaves_what_the_rival_has_made_at_the_head(graph: Storage) -> None:
+    faults.arm("table.sending", once(lambda: orphan(graph, PERSON, ["rival"])))
+    hurried = Settings(orphan_grace_seconds=0.15, commit_timeout_seconds=0.0)
+    with pytest.raises(CommitTimeoutError, match="OMNIGRAPH_COMMIT_TIMEOUT"):
+        optimize(graph, "main", [PERSON], run_here, settings=hurried)
+    left = graph.dataset(layout.table_location(PERSON))
+    assert len(left.get_fragments()) == 11
+    assert left.count_rows() == 11
+    assert records(graph) == []
+
+
 def test_an_append_that_is_published_while_an_index_is_built_is_kept(graph: Storage) -> None:
     published: list[int] = []
 

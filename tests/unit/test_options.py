@@ -348,30 +348,17 @@ def test_a_mode_that_is_not_sparks_is_refused(overwrite: bool, given: str) -> No
         WriteOptions.of(parse(PATH | {"writeMode": given}), overwrite)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("writeMode", "delete"),
-        ("onDelete", "cascade"),
-    ],
-)
-def test_what_is_not_built_yet_is_refused_and_says_so(name: str, value: str) -> None:
-    with pytest.raises(OptionError, match=rf"OMNIGRAPH_OPTION\].*{name}.* is not built yet"):
-        write(**{name: value})
+@pytest.mark.parametrize("given", ["merge", "delete"])
+def test_merge_and_delete_go_with_sparks_append_alone(given: str) -> None:
+    assert WriteOptions.of(parse(PATH | {"writeMode": given}), False).mode == given
+    with pytest.raises(OptionError, match=rf"writeMode {given} doesn't go with .mode\("):
+        WriteOptions.of(parse(PATH | {"writeMode": given}), True)
 
 
 def test_branch_from_says_where_a_missing_branch_begins_and_needs_its_name() -> None:
     assert write(branch="dev", branchFrom="main@3").branch_from == "main@3"
     with pytest.raises(OptionError, match=r"OMNIGRAPH_OPTION\] branchFrom goes with branch"):
         write(branchFrom="dev")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("onDelete", "restrict")],
-)
-def test_what_is_not_built_yet_may_be_switched_off(name: str, value: str) -> None:
-    assert write(**{name: value}).mode == "append"
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,12 @@ def test_only_rows_that_change_are_written(storage: Storage) -> None:
     assert table(storage)["k1"] == before["k1"]
 
 
+def test_a_task_that_changes_nothing_stands_beside_one_that_does(storage: Storage) -> None:
+    ten(storage)
+    upsert(storage, [rows(id=["k1"], a=[1])], [rows(id=["k2"], a=[20])])
+    assert (values(storage)["k1"][0], values(storage)["k2"][0]) == (1, 20)
+
+
 def test_an_upsert_of_every_row_leaves_no_old_fragment(storage: Storage) -> None:
     ten(storage)
     upsert(storage, [rows(id=[f"k{i}" for i in range(10)], a=[70] * 10)])
@@ -275,6 +281,15 @@ def test_a_key_twice_is_refused_where_one_of_the_rows_changes_nothing(storage: S
         upsert(storage, [rows(id=["k4"], a=[4])], [rows(id=["k4"], a=[5])])
     with pytest.raises(IntegrityError, match="k4"):
         upsert(storage, [rows(id=["k4"], a=[4])], [rows(id=["k4"], a=[4])])
+
+
+def test_a_doubled_key_is_named_right_behind_deleted_rows(storage: Storage) -> None:
+    ten(storage)
+    upsert(storage, [rows(id=["k1"], a=[100])])
+    with pytest.raises(IntegrityError, match="'k2'"):
+        upsert(storage, [rows(id=["k2"], a=[1])], [rows(id=["k2"], a=[2])])
+    upsert(storage, [rows(id=["k2"], a=[200])])
+    assert (values(storage)["k2"][0], values(storage)["k3"][0]) == (200, 3)
 
 
 def test_keys_of_other_case_or_unicode_form_are_other_keys(storage: Storage) -> None:
