@@ -21,6 +21,7 @@ from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import optimize
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.option_rules import FeedEnds
+from omnigraph_spark.schema_changes import properties
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write.commit import commit
 from omnigraph_spark.write.stage import stage
@@ -150,6 +151,23 @@ def test_a_compacted_table_has_not_changed(graph: Storage) -> None:
     after = write(graph, {PERSON: ["e"]}).graph_version
     found = read_feed(graph, Span("main", version, after))
     assert short(found) == [(after, PERSON, "insert", "e")]
+
+
+def test_an_added_property_changes_no_row_and_a_dropped_one_every_row_that_had_it(
+    graph: Storage,
+) -> None:
+    start = head(graph)
+    properties.add_property(graph, write_options(graph), PERSON, "nick", "String?")
+    assert read_feed(graph, Span("main", start + 1, head(graph))) == []
+    version = write(graph, {PERSON: ["n"]}).graph_version
+    (row,) = read_feed(graph, Span("main", version, version))
+    assert (row["_change_type"], row["id"], row["nick"]) == ("insert", "n", "n")
+    version = properties.drop_property(graph, write_options(graph), PERSON, "nick").graph_version
+    found = read_feed(graph, Span("main", version, version))
+    assert sorted((r["_change_type"], r["id"], r["nick"]) for r in found) == [
+        ("update_postimage", "n", None),
+        ("update_preimage", "n", "n"),
+    ]
 
 
 def test_deleted_rows_are_told_and_the_rows_beside_them_are_not(tmp_path: Path) -> None:
