@@ -29,6 +29,7 @@ from omnigraph_spark.write import drops
 from omnigraph_spark.write.plan import ALTER, MERGE, OVERWRITE, RESTORE, TableTarget, WritePlan
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_head import Round, StartOver, commit, restore
+from omnigraph_spark.write.upsert import ROW_IDS
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -42,6 +43,9 @@ class CommitCheck:
     def __init__(self, plan: WritePlan, by_table: Mapping[str, Sequence[StagedTable]]) -> None:
         self._plan = plan
         self._files = {key: _files(plan.targets[key], staged) for key, staged in by_table.items()}
+        self._may_repeat = any(
+            _may_repeat(plan.targets[key], staged) for key, staged in by_table.items()
+        )
         self._bad: BadRecords | None = None
         if plan.integrity.bad_records_path is not None:
             self._bad = BadRecords(
@@ -65,7 +69,8 @@ class CommitCheck:
             known = engine_schema.read(plan.storage) or EngineSchema()
             drops.refuse_stranded(plan.dropped, snapshot, known)
         # An upsert can't tell two rows of one id apart: at every level it must have one of each.
-        if plan.mode == RESTORE or not (plan.integrity.checks_rows() or plan.mode == MERGE):
+        upserts = plan.mode == MERGE and self._may_repeat
+        if plan.mode == RESTORE or not (plan.integrity.checks_rows() or upserts):
             return
         schema = engine_schema.read(plan.storage) or EngineSchema()
         self.verdict = cross_rows.check(
@@ -171,6 +176,15 @@ def _deletion(made: LanceDataset, staged: Sequence[StagedTable], bad: pa.Table) 
 
 def _replaces(plan: WritePlan) -> str:
     return {OVERWRITE: ALL, MERGE: SAME_IDS}.get(plan.mode, NOTHING)
+
+
+def _may_repeat(target: TableTarget, staged: Iterable[StagedTable]) -> bool:
+    """Tell whether an upsert's new rows may have an id twice: not within one file of one chunk.
+
+    The stored rows that its tasks matched are compared before the rounds.
+    """
+    new = [f for one in staged for f in one.fragments if ROW_IDS not in f]
+    return len(new) > (1 if target.mode == MERGE else 0)
 
 
 def _files(target: TableTarget, staged: Iterable[StagedTable]) -> tuple[StagedFile, ...]:

@@ -108,7 +108,9 @@ def matched(
     targets, staged = dict(plan.targets), dict(by_table)
     for key in stale:
         targets[key], staged[key] = rematched(plan, snapshot, key, by_table[key])
-    return replace(plan, targets=targets), staged
+    again = replace(plan, targets=targets)
+    refuse_doubles(again, staged)  # two new rows of one key are two updates by now
+    return again, staged
 
 
 def for_round(plan: WritePlan, by_table: ByTable, snapshot: Snapshot) -> tuple[WritePlan, ByTable]:

@@ -269,6 +269,25 @@ def test_an_append_that_lands_in_the_middle_of_adding_a_column_loses_nothing(
     assert check_graph(graph.root) == []
 
 
+def test_an_index_that_somebody_builds_while_a_column_is_added_is_not_adopted(
+    graph: Storage,
+) -> None:
+    planned, staged = prepared(graph, NICK, "b", "x")
+    entry = load(graph).entry(PERSON)
+
+    def rival() -> None:
+        graph.dataset(entry.location).create_scalar_index("age", "BTREE")
+
+    faults.arm("table.before_columns", once(rival))
+    commit(planned, staged)
+    faults.disarm()
+    now = load(graph).entry(PERSON)
+    published = graph.dataset(now.location, None, now.table_version)
+    assert published.describe_indices() == []
+    assert [(r["id"], r["nick"]) for r in rows_of(graph, PERSON)] == [("b", "x"), ("first", None)]
+    assert check_graph(graph.root) == []
+
+
 @pytest.mark.parametrize(
     "point", ["table.columns_added", "table.after_commit", "commit.before_publish"]
 )

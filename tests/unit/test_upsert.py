@@ -335,6 +335,19 @@ def test_a_rival_between_table_commit_and_publish_is_not_doubled(storage: Storag
     assert len(values(storage)) == 11
 
 
+def test_a_new_key_of_two_tasks_is_refused_where_a_rival_brought_it_meanwhile(
+    storage: Storage,
+) -> None:
+    ten(storage)
+    planned = plan(storage, [T], new=NEW, writeMode="merge")
+    one, two = ([rows(id=["n"], a=[a], b=["b"], f=[0.0])] for a in (1, 2))
+    ours = staged(planned, [one, two])
+    upsert(storage, [rows(id=["n"], a=[3], b=["theirs"], f=[2.0])])
+    with pytest.raises(IntegrityError, match="'n'"):
+        commit(planned, ours)
+    assert values(storage)["n"] == (3, "theirs", 2.0)
+
+
 def test_columns_that_a_partial_frame_lacks_keep_what_a_rival_wrote(storage: Storage) -> None:
     ten(storage)
     planned = plan(storage, [T], new=NEW, writeMode="merge")
