@@ -29,7 +29,7 @@ Step = tuple[str, int, int, int]
 
 KINDS = (
     *("append", "append", "overwrite", "upsert", "both", "branch", "restore", "compact"),
-    *("merge", "merge", "tag", "untag", "delete"),
+    *("merge", "merge", "merge", "tag", "untag", "delete"),
 )
 EFFECTS: Mapping[str, Callable[[Table, Table], Table]] = {
     "append": lambda old, new: {**old, **new},
@@ -51,6 +51,7 @@ class Run:
     model: Model
     commits: Commits
     count: int = 0
+    seen: dict[object, Table] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
 
     @classmethod
@@ -164,6 +165,7 @@ class Run:
             return
         manage.delete_branch(self.storage, branch, 0.01)
         self.model.delete(branch)
+        self.seen = {}  # a branch of the same name would have the same numbers
         self.commits.delete(branch)
         self.log.append(f"delete {branch}")
 
@@ -178,9 +180,11 @@ class Run:
 
     def do_merge(self, where: int, which: int, many: int) -> None:
         """Merge a branch into another; the rows are decided by the model, see `SparkRun`."""
-        source, target = self.branch(where), self.branch(which)
-        if source == target:
+        source = self.branch(where)
+        others = [name for name in self.model.branches if name != source]
+        if not others:
             return
+        target = others[which % len(others)]
         bases = self.check_bases(source, target)
         if bases is None:
             return
@@ -270,11 +274,10 @@ class Run:
         assert sorted(branches) == sorted(self.model.branches), self.log
         listed = {tag.name: (tag.branch, tag.version) for tag in refs.list_tags(self.storage)}
         assert listed == self.model.tags, self.log
-        seen: dict[object, Table] = {}
         for name in branches:
-            self.compare(load(self.storage, name), self.model.tables(name), seen)
+            self.compare(load(self.storage, name), self.model.tables(name), self.seen)
         for at in self.model.tags.values():
-            self.compare(load(self.storage, *at), self.model.versions[at], seen)
+            self.compare(load(self.storage, *at), self.model.versions[at], self.seen)
 
     def check_versions(self) -> None:
         """Compare every table of every version that was ever published and is not deleted."""

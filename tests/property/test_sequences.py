@@ -27,8 +27,17 @@ SPARK_SEQUENCES = int(os.environ.get("OMNIGRAPH_SPARK_SEQUENCES", "10"))
 SEED = int(os.environ.get("OMNIGRAPH_SEED", str(random.randrange(1 << 32))))
 
 numbers = st.integers(0, 11)
-steps = st.lists(
-    st.tuples(st.sampled_from(KINDS), numbers, numbers, numbers), max_size=7, min_size=1
+BEGINNINGS: tuple[list[Step], ...] = (
+    [],
+    [("branch", 0, 1, 0), ("append", 1, 0, 1)],
+    [("branch", 0, 1, 0), ("overwrite", 1, 0, 1), ("append", 0, 0, 1)],
+    [("branch", 0, 1, 0), ("append", 1, 0, 1), ("branch", 1, 1, 1), ("upsert", 0, 0, 1)],
+)
+"""Mostly two branches that have gone different ways: without them a merge has nothing to do."""
+steps = st.builds(
+    lambda beginning, rest: [*beginning, *rest],
+    st.sampled_from(BEGINNINGS),
+    st.lists(st.tuples(st.sampled_from(KINDS), numbers, numbers, numbers), min_size=1, max_size=4),
 )
 
 
