@@ -173,3 +173,19 @@ def test_a_dead_delete_is_rolled_back_by_the_next_write(storage: Storage) -> Non
     write(storage, {PERSON: ["next"], KNOWS: ["next"]})
     assert ids(storage, PERSON) == ["a", "b", "c", "d", "e", "first", "next", "x"]
     assert ids(storage, KNOWS) == ["e0", "e1", "e2", "first", "next"]
+
+
+def test_a_branch_deletes_and_upserts_what_main_keeps(storage: Storage) -> None:
+    write(storage, {PERSON: ["on-dev"]}, branch="dev", branchFrom="main")
+    delete(storage, (PERSON, ["b"]), branch="dev", onDelete="cascade")
+    write(storage, {PERSON: ["a", "new"]}, writeMode="merge", branch="dev")
+    snapshot = load(storage, "dev")
+    found = {}
+    for key in (PERSON, KNOWS):
+        entry = snapshot.entry(key)
+        dataset = storage.dataset(entry.location, entry.table_branch, entry.table_version)
+        found[key] = sorted(dataset.to_table(columns=["id"])["id"].to_pylist())
+    assert found[PERSON] == ["a", "c", "d", "e", "first", "new", "on-dev", "x"]
+    assert found[KNOWS] == ["e2", "first"]
+    assert "b" in ids(storage, PERSON)
+    assert ids(storage, KNOWS) == ["e0", "e1", "e2", "first"]
