@@ -1,7 +1,7 @@
 # Each target builds the environment that it needs: .venv has the newest PySpark 4, .venv-4.0 the oldest
 # versions that the tests have run on. Needed: Python 3.10+ and Java 17+ (.ci/prerequisites looks).
 PYTHON ?= python3
-FLOORS = pyspark==4.0.2 pylance==14.0.2 pyarrow==25.0.1 obstore==0.11.1
+FLOORS = pyspark==4.0.2 pylance==14.0.2 pyarrow==25.0.1 obstore==0.11.1 duckdb==1.5.6
 VENV = .venv
 VENV_40 = .venv-4.0
 # Test files are shared out between two processes, each with a Spark of its own (ARGS=-n0: one).
@@ -49,8 +49,10 @@ docs: $(VENV)/.ready  ## write the generated tables of README.md and docs/ again
 bench: $(VENV)/.ready  ## measure beside Parquet, pylance and the API's own ceiling
 	$(call in_venv,$(VENV)) benchmarks/bench.py $(ARGS)
 	$(call in_venv,$(VENV)) benchmarks/publishes.py --publishes 2000 --tables 50
+	$(call in_venv,$(VENV)) benchmarks/integrity.py
+	$(call in_venv,$(VENV)) benchmarks/maintenance.py
 
-chaos: $(VENV)/.ready  ## kill writers and break stores, at length
+chaos: $(VENV)/.ready  ## kill writers and break stores; ARGS=--mutations plants bugs, ARGS=--large
 	$(call in_venv,$(VENV)) -m tests.chaos $(ARGS)
 
 clean:  ## remove the environments and what tests and tools left behind

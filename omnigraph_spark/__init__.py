@@ -7,6 +7,7 @@ package for every task, and most of them need little of it.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from omnigraph_spark.errors import OmnigraphError, from_spark
     from omnigraph_spark.frames import pack, unpack
     from omnigraph_spark.graph import OmniGraph, register
+
+# Lance reads this once, when it is imported, which here is always later. Without it each task that
+# writes to a new table warns that there is no table yet. A user's own setting stays.
+os.environ.setdefault("LANCE_LOG", "warn,lance::dataset::write::insert=error")
 
 __all__ = ["OmniGraph", "OmnigraphError", "from_spark", "pack", "register", "unpack"]
 

@@ -241,9 +241,23 @@ def exact_leaf(array: pa.Array, target: pa.DataType) -> pa.Array:
             pa.decimal256(76, target.scale)
         )  # the type's precision is not the values'
         return wide.cast(target)
+    if pt.is_integer(source) and pt.is_floating(target):
+        return _exact_floats(array, target)
     cast = array.cast(target)
     if pt.is_floating(target):
         _check_same_floats(array, cast)
+    return cast
+
+
+def _exact_floats(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Return whole numbers as floats; pyarrow's safe cast refuses exact ones such as 2^60."""
+    cast = array.cast(target, safe=False)
+    wide = cast.cast(pa.float64())
+    # What a float above the integer type becomes there is up to the processor.
+    above = 2.0 ** (array.type.bit_width - pt.is_signed_integer(array.type))
+    same = pc.equal(wide.cast(array.type, safe=False), array)
+    if pc.all(pc.and_(same, pc.and_(pc.is_finite(wide), pc.less(wide, above)))).as_py() is False:
+        raise pa.ArrowInvalid(f"{target} can't hold the value exactly")
     return cast
 
 

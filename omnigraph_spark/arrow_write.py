@@ -169,10 +169,11 @@ def to_table_batch(batch: pa.RecordBatch, schema: pa.Schema, table_key: str) -> 
             arrays.append(convert(pa.nulls(batch.num_rows), _target_type(field), exact_leaf))
         else:
             raise _missing(field.name, table_key, names)
-    return pa.RecordBatch.from_arrays(arrays, schema=_typed(schema))
+    return pa.RecordBatch.from_arrays(arrays, schema=table_schema(schema))
 
 
-def _typed(schema: pa.Schema) -> pa.Schema:
+def table_schema(schema: pa.Schema) -> pa.Schema:
+    """Return a table's schema as Lance takes it: blob columns of their full type."""
     return pa.schema([field.with_type(_target_type(field)) for field in schema], schema.metadata)
 
 

@@ -19,7 +19,7 @@ from omnigraph_spark.redaction import is_secret, redact
 _STORAGE = "storage."
 _PER_WRITE = ("expectedtableversions", "txnappid", "txnversion")
 _PINS = ("versionasof", "timestampasof")
-_PARTS = ("filter", "metadata", "metadatacolumns")
+_PARTS = ("filter", "metadata", "metadatacolumns", "readchangefeed")
 _READ_TUNING = ("columns", "maxpartitionbytes", "batchsize")
 _EXAMPLE = (
     "CREATE TABLE people USING omnigraph OPTIONS (path '/path/of/the/graph', table 'node:Person')"

@@ -8,7 +8,7 @@ the stable part: `from_spark` turns such a text back into the typed error.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -108,9 +108,22 @@ class SchemaMismatchError(OmnigraphError):
 
 
 class IntegrityError(OmnigraphError):
-    """Rows break a rule of the table; `table_key`, `rule` and `samples` say which."""
+    """Rows break a rule of the table; nothing was published.
+
+    Attributes: `table_key`, `rule`, `column`, `count` (of rows; a rule of values counts within one
+    batch of one task) and `samples` (ids or values, at most ten).
+    """
 
     code = "INTEGRITY"
+    table_key: str
+    rule: str
+    column: str | None = None
+    count: int | None = None
+    samples: Sequence[Any] = ()
+    _told = re.compile(
+        r"(?P<count>\d+) rows? of (?P<table_key>\S+) breaks? the rule '(?P<rule>[^']+)' "
+        r"\(column (?P<column>[^)]+)\)"
+    )
 
 
 class UnsupportedManifestVersion(OmnigraphError):

@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from omnigraph_spark import layout, options
+from omnigraph_spark.branches import times
 from omnigraph_spark.branches.ref_methods import RefMethods
+from omnigraph_spark.errors import from_spark
+from omnigraph_spark.maintenance.methods import MaintenanceMethods
 from omnigraph_spark.options import WriteOptions
+from omnigraph_spark.schema_changes.methods import SchemaMethods
 from omnigraph_spark.storage import normalize_root
 
 if TYPE_CHECKING:
@@ -34,7 +38,7 @@ def register(spark: SparkSession) -> None:
 
 
 @dataclass(frozen=True)
-class OmniGraph(RefMethods):
+class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods):
     """A graph at a path, as a Spark session sees it. Holds no connection and no snapshot.
 
     `storage` are storage options by Lance's keys (`aws_endpoint`), kept out of `repr`.
@@ -71,8 +75,8 @@ class OmniGraph(RefMethods):
     ) -> DataFrame:
         """Return one table as a frame: `node:Person`, `edge:Knows`, or a bare name that fits one.
 
-        `version` is a graph version, a commit id or a tag; None reads the newest, pinned from here
-        on.
+        `version` is a graph version, a commit id, a tag, or a time with its zone (the last commit
+        at or before it); None reads the newest, pinned from here on.
 
         Raises:
             AnalysisException: with the typed error's text (`from_spark` gives it back).
@@ -107,6 +111,38 @@ class OmniGraph(RefMethods):
             AnalysisException: with the typed error's text.
         """
         return self._reader(branch, None).option("metadata", "history").load(self.uri)
+
+    def changes(
+        self,
+        start: int | str,
+        end: int | str | None = None,
+        table: str | None = None,
+        *,
+        branch: str = layout.MAIN,
+    ) -> DataFrame:
+        """Return what each publish of a branch changed, from version `start` to `end` (its head).
+
+        Both ends count. Columns: `_table`, `_change_type`, `_commit_version`, `_commit_timestamp`,
+        `_commit_id`, then the row, as in `diff`. `start` and `end` may be commit ids, tags or times
+        (a start time: from the first commit at or after it). The versions are pinned now.
+
+        Raises:
+            VersionNotFoundError, OptionError, TableNotFoundError: as the names say.
+            SchemaMismatchError: a column's type changed within the versions.
+        """
+        from pyspark.errors import AnalysisException
+
+        reader = self._reader(branch, None).option("readChangeFeed", "true")
+        for name, text in (("starting", str(start)), ("ending", None if end is None else str(end))):
+            if text is not None:
+                kind = "Timestamp" if times.is_like_time(text) else "Version"
+                reader = reader.option(name + kind, text)
+        if table is not None:
+            reader = reader.option("table", table)
+        try:
+            return reader.load(self.uri)
+        except AnalysisException as error:
+            raise from_spark(error) from error
 
     def refs(self) -> DataFrame:
         """Return the branches and tags.
@@ -219,7 +255,8 @@ class OmniGraph(RefMethods):
         if branch is not None:
             reader = reader.option("branch", branch)
         if version is not None:
-            reader = reader.option("versionAsOf", str(version))
+            is_time = times.is_like_time(str(version))
+            reader = reader.option("timestampAsOf" if is_time else "versionAsOf", str(version))
         return reader
 
     def _spark_storage(self) -> dict[str, str]:

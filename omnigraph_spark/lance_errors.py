@@ -77,7 +77,11 @@ def typed(error: BaseException, what: str) -> OmnigraphError:
             hint="Install pylance in the Python of the driver and of every executor",
         )
     if outcome_of(error) is Outcome.NOT_FOUND:
-        return DatasetNotFoundError(f"{what}: it isn't there", found=found)
+        return DatasetNotFoundError(
+            f"{what}: it isn't there",
+            found=found,
+            hint="If it was there, a cleanup removed it: load the newest version",
+        )
     return StorageError(
         f"{what} failed",
         found=f"{type(error).__name__}: {found}",

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from omnigraph_spark import ddl, field_metadata, layout, options
-from omnigraph_spark.branches import refs
+from omnigraph_spark.branches import changes, refs
+from omnigraph_spark.branches.changes import Feed
 from omnigraph_spark.errors import GraphNotFoundError, TableNotFoundError
 from omnigraph_spark.manifest import snapshot
 from omnigraph_spark.manifest.snapshot import Snapshot
@@ -34,7 +35,10 @@ class Load:
     storage: Storage
     options: ReadOptions
     snapshot: Snapshot
+    span: changes.Span | None = None
     table_schemas: Mapping[str, pa.Schema] | None = field(default=None, repr=False)
+    feed: Feed | None = field(default=None, repr=False)
+    feed_tables: Mapping[str, StructType] | None = field(default=None, repr=False)
 
     def schema(self) -> StructType:
         """Return the frame's columns.
@@ -42,8 +46,10 @@ class Load:
         Raises:
             OmnigraphError: no such table or column, or types that Spark doesn't have.
         """
-        from omnigraph_spark.read import frame_schema, metadata_reader
+        from omnigraph_spark.read import feed_reader, frame_schema, metadata_reader
 
+        if self.span is not None:
+            return feed_reader.feed_schema(self._feed(self.span)[1])
         if self.options.metadata is not None:
             return metadata_reader.metadata_schema(self.options.metadata)
         schema, self.table_schemas = frame_schema.read_schema(
@@ -57,14 +63,29 @@ class Load:
         Raises:
             OmnigraphError: as `schema`, and a user's schema that isn't the frame's.
         """
+        from omnigraph_spark.read.feed_reader import FeedReader
         from omnigraph_spark.read.metadata_reader import MetadataReader
         from omnigraph_spark.read.reader import OmnigraphReader
 
+        if self.span is not None:
+            feed, tables = self._feed(self.span)
+            most = self.options.max_partition_bytes
+            return FeedReader(self.storage, feed, tables, most, schema)
         if self.options.metadata is not None:
             return MetadataReader(self.storage, self.snapshot, self.options.metadata, schema)
         return OmnigraphReader(
             self.storage, self.snapshot, self.options, schema, self.table_schemas
         )
+
+    def _feed(self, span: changes.Span) -> tuple[Feed, Mapping[str, StructType]]:
+        """Return what the feed reads; planned once, since a span's past doesn't change."""
+        from omnigraph_spark.read.feed_reader import feed_tables
+
+        if self.feed is None or self.feed_tables is None:
+            self.feed = changes.feed(self.storage, span, self.options.table)
+            most = self.options.max_partition_bytes
+            self.feed_tables = feed_tables(self.storage, self.feed, most)
+        return self.feed, self.feed_tables
 
 
 def resolve(raw: Mapping[str, str]) -> Load:
@@ -77,6 +98,9 @@ def resolve(raw: Mapping[str, str]) -> Load:
     """
     asked = ReadOptions.of(options.parse(raw))
     storage = Storage.at(asked.path, asked.storage)
+    if asked.feed is not None:
+        span = changes.span(storage, asked.branch, asked.feed)
+        return Load(storage, asked, snapshot.load(storage, asked.branch, None), span)
     branch, version = refs.resolve(
         storage, asked.branch, asked.branch_given, asked.version_as_of, asked.timestamp_as_of
     )

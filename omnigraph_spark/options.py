@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from omnigraph_spark import option_rules
 from omnigraph_spark.errors import OptionError
+from omnigraph_spark.option_rules import FeedEnds
 from omnigraph_spark.option_values import (
     Parser,
     any_text,
@@ -66,7 +68,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("versionAsOf", text, None, (READ,),
            "graph version of the branch, or a commit id, or a tag; excludes `timestampAsOf`"),
     Option("timestampAsOf", text, None, (READ,),
-           "ISO 8601 (without a zone: the session's) or epoch ms; the last commit at or before"
+           "ISO 8601 with a zone (`2024-01-31T12:00:00Z`) or epoch ms; the last commit at or before"
            " it"),
     Option("columns", names, None, (READ,),
            "comma list of columns to read (Spark can't push a projection into a Python source)"),
@@ -77,6 +79,15 @@ OPTIONS: tuple[Option, ...] = (
            (READ,),
            "read a metadata frame instead of rows: `tables`, `history`, `refs`, `runs`, `files`,"
            " `indexes`"),
+    Option("readChangeFeed", boolean, "false", (READ,),
+           "read what publishes changed instead of rows, from a start to an end, both included"),
+    Option("startingVersion", text, None, (READ,),
+           "change feed: first graph version, commit id or tag"),
+    Option("endingVersion", text, None, (READ,), "change feed: the last; without it the head"),
+    Option("startingTimestamp", text, None, (READ,),
+           "change feed: from the first commit at or after this time"),
+    Option("endingTimestamp", text, None, (READ,),
+           "change feed: to the last commit at or before this time"),
     Option("pushDownFilters", boolean, "false", (READ,),
            "let Spark 4.1+ push filters; only for a frame that one query uses once: Spark gives a"
            " frame that is used again another query's rows (`filter` is always safe)"),
@@ -85,7 +96,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("batchSize", integer(1), None, (READ,),
            "rows per Arrow batch; without it batches are sized by bytes"),
     Option("writeMode", choice("append", "overwrite", "merge", "delete"), None, (WRITE,),
-           "what `.mode()` says; `merge` and `delete` are not built yet and refused"),
+           "what `.mode()` says; `merge`: upsert by `id`, all or some properties; `delete`: by `id`"),
     Option("endpoints", pairs("Knows: Person -> Person"), None, (WRITE,),
            "ends of edge tables that are created: `Knows: Person -> Person, WorksAt: Person ->"
            " Company`"),
@@ -93,12 +104,15 @@ OPTIONS: tuple[Option, ...] = (
            "key properties of node tables that are created: `Person: name`"),
     Option("types", pairs("Person.vec: Vector(4)"), None, (WRITE,),
            "engine types of new columns: `Person.vec: Vector(4), Person.n: U32`"),
-    Option("integrity", choice("off", "strict", "keys"), "off", (WRITE,),
-           "`off`: only null and type checks. `strict` and `keys` are not built yet and refused"),
+    Option("integrity", choice("off", "keys", "strict"), "off", (WRITE,),
+           "`off`: nulls and types; `keys`: also `@range`, `@check`, unique ids, `@unique`;"
+           " `strict`: also edge ends and `@card`"),
+    Option("badRecordsPath", text, None, (WRITE,),
+           "rows that break a rule go here as JSON lines, and the others are written"),
     Option("onDelete", choice("restrict", "cascade"), "restrict", (WRITE,),
-           "for edges of deleted nodes (not built yet)"),
+           "what a delete of nodes does with their edges: refuse it, or delete them too"),
     Option("mergeSchema", boolean, "false", (WRITE,),
-           "add missing nullable properties (not built yet: only `false`)"),
+           "columns that the table lacks are added to it as nullable properties"),
     Option("expectedTableVersions", versions, None, (WRITE,),
            'JSON `{"node:Person": 7}` (0 = no such table); any difference is'
            ' `ExpectedVersionMismatch`'),
@@ -219,6 +233,7 @@ class ReadOptions:
     filter: str | None
     metadata_columns: tuple[str, ...]
     metadata: str | None
+    feed: FeedEnds | None
     max_partition_bytes: int
     batch_size: int | None
     push_down_filters: bool
@@ -229,28 +244,14 @@ class ReadOptions:
         """Check the options of a read.
 
         Raises:
-            OptionError: no path; an option that is for writing only; both `versionAsOf` and
-            `timestampAsOf`; `metadata` beside options for rows.
+            OptionError: no path; an option that is for writing only; options that exclude each
+                other.
         """
         _refuse_other(parsed, WRITE, "reading")
         path = parsed.get("path")
         if not path:
             raise OptionError("No path given", hint="Use .load('/path/of/the/graph')")
-        if parsed.get("versionAsOf") and parsed.get("timestampAsOf"):
-            raise OptionError(
-                "versionAsOf and timestampAsOf exclude each other", hint="Give one of them"
-            )
-        if parsed.get("metadata") and parsed.given & {
-            "table",
-            "columns",
-            "filter",
-            "metadataColumns",
-        }:
-            raise OptionError(
-                "metadata reads a metadata frame, and table, columns, filter and metadataColumns"
-                " are for rows",
-                hint="Filter the metadata frame with Spark",
-            )
+        option_rules.check_read(parsed)
         return cls(
             path=path,
             table=parsed.get("table"),
@@ -262,6 +263,7 @@ class ReadOptions:
             filter=parsed.get("filter"),
             metadata_columns=parsed.get("metadataColumns") or (),
             metadata=parsed.get("metadata"),
+            feed=option_rules.feed_ends(parsed),
             max_partition_bytes=parsed.get("maxPartitionBytes"),
             batch_size=parsed.get("batchSize"),
             push_down_filters=parsed.get("pushDownFilters"),
@@ -282,6 +284,10 @@ class WriteOptions:
     types: Mapping[str, str]
     expected_table_versions: Mapping[str, int]
     last_writer_wins: bool
+    integrity: str
+    merge_schema: bool
+    on_delete: str
+    bad_records_path: str | None
     branch_from: str | None
     actor: str | None
     user_metadata: str | None
@@ -319,6 +325,10 @@ class WriteOptions:
             types=parsed.get("types") or {},
             expected_table_versions=parsed.get("expectedTableVersions") or {},
             last_writer_wins=parsed.get("lastWriterWins"),
+            integrity=parsed.get("integrity"),
+            merge_schema=parsed.get("mergeSchema"),
+            on_delete=parsed.get("onDelete"),
+            bad_records_path=parsed.get("badRecordsPath"),
             branch_from=parsed.get("branchFrom"),
             actor=parsed.get("actor"),
             user_metadata=parsed.get("userMetadata"),
@@ -337,8 +347,8 @@ class WriteOptions:
 def _mode(write_mode: str | None, overwrite: bool) -> str:
     spark_mode = "overwrite" if overwrite else "append"
     mode = write_mode or spark_mode
-    if mode in ("merge", "delete"):
-        raise OptionError(f"writeMode {mode} is not built yet", expected="append or overwrite")
+    if mode in ("merge", "delete") and not overwrite:
+        return mode
     if mode != spark_mode:
         raise OptionError(
             f"writeMode {mode} doesn't go with .mode({spark_mode!r})", hint=f"Use .mode({mode!r})"
@@ -367,15 +377,6 @@ def _refuse_other(parsed: Parsed, scope: str, doing: str) -> None:
 def _refuse_unbuilt(parsed: Parsed) -> None:
     _refuse_other(parsed, READ, "writing")
     _refuse_other(parsed, CREATE, "writing")
-    if parsed.get("integrity") != "off":
-        raise OptionError(
-            f"integrity {parsed.get('integrity')} is not built yet",
-            expected="off",
-            hint="Check keys and ends with Spark joins before writing",
-        )
-    for name, allowed in (("mergeSchema", False), ("onDelete", "restrict")):
-        if parsed.get(name) != allowed:
-            raise OptionError(f"Option {name} is not built yet", hint="Leave it out")
 
 
 def markdown_table() -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -22,9 +22,11 @@ from omnigraph_spark.lance_errors import DatasetNotFoundError, translated
 if TYPE_CHECKING:
     import pyarrow as pa
     from lance import LanceDataset
+    from lance.file import LanceFileReader
 
 _OBJECT_SCHEMES = ("s3", "s3+ddb", "gs", "az", "abfss")
 _DATA_STORAGE_VERSION = "2.2"
+_DELETED_AT_ONCE = 1000
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 _CLIENT_OPTIONS = frozenset(
     {
@@ -150,6 +152,22 @@ class Storage:
                 storage_options=options,
             )
 
+    def data_file(self, path: str, columns: Sequence[str]) -> LanceFileReader:
+        """Open one data file below the root that no version names yet (staged fragments).
+
+        Raises:
+            StorageError: it isn't there, or the store failed.
+        """
+        from lance.file import LanceFileReader
+
+        uri = self.uri(path).replace("s3+ddb://", "s3://", 1).partition("?")[0]
+        with translated(f"Opening {path} of {self.root}"):
+            return LanceFileReader(
+                self.uri(path) if self.is_local() else uri,
+                storage_options=self.lance_options(),
+                columns=list(columns),
+            )
+
     def has_dataset(self, location: str, branch: str | None = None) -> bool:
         """Tell whether a dataset is at a location.
 
@@ -235,6 +253,23 @@ class Storage:
                 obstore.delete(self._objects(), path)
         except DatasetNotFoundError:
             return
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        """Delete objects, in few requests where the store can; those that aren't there don't count.
+
+        Raises:
+            StorageError: the store failed; some may be deleted.
+        """
+        import obstore
+
+        for start in range(0, len(paths), _DELETED_AT_ONCE):
+            chunk = [*paths[start : start + _DELETED_AT_ONCE]]
+            try:
+                with translated(f"Deleting {len(chunk)} objects of {self.root}"):
+                    obstore.delete(self._objects(), chunk)
+            except DatasetNotFoundError:
+                for path in chunk:
+                    self.delete(path)
 
     def list(self, prefix: str) -> list[ObjectInfo]:
         """List the objects below a folder, sorted by path; an absent folder is an empty list.

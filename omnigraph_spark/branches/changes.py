@@ -1,206 +1,153 @@
-"""The change feed: what each publish of a branch changed, row by row, as one DataFrame.
+"""The change feed's part on the driver: which publishes a feed is of, and what each one touched.
 
-Planning runs on the driver: it reads the lineage and one snapshot per publish, and no rows. A table
-counts only where its version moved. What consecutive appends brought is one scan of the last
-version, since Lance keeps the version at which each row was made; anything else is the comparison
-of the table before and after the publish (`diff`).
+It reads the lineage and one snapshot per publish, and no rows; a table counts only where its
+version moved. What is found is plain data, in the order of the publishes (`read.feed_plan` makes
+the pieces of work of it).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import pairwise
+from typing import NamedTuple
 
-from pyspark.sql.types import LongType, StringType, StructType, TimestampType
-
-from omnigraph_spark.branches.diff import (
-    CHANGE,
-    INSERT,
-    Tables,
-    column,
-    frame_at,
-    gathered,
-    known_tables,
-    pin,
-    table_diff,
-)
-from omnigraph_spark.branches.restore import on_lineage
+from omnigraph_spark.branches import refs, times
 from omnigraph_spark.errors import OptionError
 from omnigraph_spark.history import commits
-from omnigraph_spark.history.publishes import publishes_between
-from omnigraph_spark.manifest.snapshot import Snapshot, load
+from omnigraph_spark.history.commits import Commit
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, head_version, load
+from omnigraph_spark.option_rules import FeedEnds
 from omnigraph_spark.storage import Storage
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
-    from omnigraph_spark.graph import OmniGraph
+class Span(NamedTuple):
+    """The graph versions that a feed is of, both included, on the lineage of one branch."""
 
-_VERSION, _TIME, _COMMIT = "_commit_version", "_commit_timestamp", "_commit_id"
-_LEADING = {
-    CHANGE: StringType(),
-    _VERSION: LongType(),
-    _TIME: TimestampType(),
-    _COMMIT: StringType(),
-}
-_MADE_AT = "_row_created_at_version"
-_APPEND = "append"
+    branch: str
+    first: int
+    last: int
 
 
 @dataclass(frozen=True)
-class _Publish:
-    """A publish of the branch's lineage, and the snapshots before and after it."""
+class Change:
+    """One table of one publish: what the snapshots before and after it pin, None for no table.
 
+    `created_at` is the commit's time, UTC without a zone.
+    """
+
+    table_key: str
+    before: TableEntry | None
+    after: TableEntry | None
     version: int
     commit_id: str
     created_at: datetime
-    before: Snapshot
-    after: Snapshot
 
 
-def changes(
-    graph: OmniGraph,
-    storage: Storage,
-    branch: str,
-    start: str,
-    end: str | None,
-    table: str | None = None,
-) -> DataFrame:
-    """Return what the publishes from `start` to `end`, both included, changed; evaluates nothing.
+@dataclass(frozen=True)
+class Feed:
+    """All changes of a span; `tables` has each table that is in any of its snapshots, the newest.
 
-    The columns: `_table`, `_change_type` (as in `diff`), `_commit_version`, `_commit_timestamp`,
-    `_commit_id`, then a whole-graph frame's. `start` and `end` are graph versions, commit ids or
-    tags of the branch's lineage; `end` None is its head.
+    Plain data, picklable.
+    """
+
+    changes: tuple[Change, ...]
+    tables: Mapping[str, TableEntry]
+
+
+def span(storage: Storage, branch: str, ends: FeedEnds) -> Span:
+    """Return the versions that a feed's ends mean now; an end that isn't given is the head.
 
     Raises:
-        VersionNotFoundError: no such version, or one that is needed was cleaned up.
-        OptionError: a version that the branch never had, or an end before the start.
-        TableNotFoundError: no version from start to end has the table.
-        SchemaMismatchError, UnsupportedError: as `diff`.
-        StorageError: the store failed.
+        VersionNotFoundError: no such version, or no commit at or after the start (at or before the
+            end).
+        OptionError: a version that the branch never had, an end before the start, a malformed time.
+        BranchNotFoundError, GraphNotFoundError, StorageError: as the names say.
     """
-    first = on_lineage(storage, branch, start).version
-    head = load(storage, branch)
-    last = head.graph_version if end is None else on_lineage(storage, branch, end).version
-    assert first is not None
-    assert last is not None
+    head = head_version(storage, branch)
+    line = commits.complete(storage, branch, head) if ends.start_time or ends.end_time else []
+    if ends.start_version is not None:
+        first = _version(storage, branch, ends.start_version)
+    else:
+        since = times.first_since(line, branch, ends.start_time or "", "startingTimestamp")
+        first = since.manifest_version
+    if ends.end_version is not None:
+        last = _version(storage, branch, ends.end_version)
+    elif ends.end_time is not None:
+        until = times.last_at(line, branch, ends.end_time, "endingTimestamp")
+        last = until.manifest_version
+    else:
+        last = head
     if last < first:
         raise OptionError("The end is before the start", found=f"{first} to {last}")
-    publishes = list(_publishes(storage, head, first, last))
-    known = _columns(graph, [head, *(one.after for one in publishes)])
-    if table is not None:
-        key = _resolved(table, head, publishes)
-        known = {key: known[key]}
-    parts = [part for key in known for part in _of_table(graph, key, publishes)]
-    return gathered(graph, known, parts, _LEADING)
+    return Span(branch, first, last)
 
 
-def _publishes(storage: Storage, head: Snapshot, first: int, last: int) -> Iterator[_Publish]:
-    """Yield the publishes from `first` to `last`, those included that have no lineage row yet."""
-    told = [
-        (one.branch, one.manifest_version, one.graph_commit_id, one.created_at)
-        for one in commits.read_commits(storage, head.branch)
-    ]
-    newest = told[-1][1] if told else 0
-    told += [
-        (head.branch, one.graph_version, one.publish_id, one.created_at)
-        for one in publishes_between(storage, head.branch, newest, head.graph_version + 1)
-    ]
-    before: Snapshot | None = None
-    for number, (branch, version, commit_id, created_at) in enumerate(told):
-        if not first <= version <= last:
-            continue
-        if before is None:
-            before = (
-                load(storage, *told[number - 1][:2]) if number else Snapshot(branch, 0, {}, {}, {})
-            )
-        after = load(storage, branch, version)
-        yield _Publish(version, commit_id, created_at, before, after)
-        before = after
+def _version(storage: Storage, branch: str, text: str) -> int:
+    version = refs.on_lineage(storage, branch, text).version
+    assert version is not None
+    return version
 
 
-def _columns(graph: OmniGraph, snapshots: list[Snapshot]) -> Tables:
-    """Return the columns of every table, each as the newest of the snapshots has it."""
-    known: dict[str, StructType] = {}
-    for snapshot in sorted(snapshots, key=lambda one: -one.graph_version):
-        if set(snapshot.tables) - set(known):
-            known = {**known_tables(graph, snapshot), **known}
-    return known
+def feed(storage: Storage, asked: Span, table: str | None = None) -> Feed:
+    """Return what the publishes of a span touched, of one table (a key or a bare name) or of all.
 
-
-def _resolved(table: str, head: Snapshot, publishes: list[_Publish]) -> str:
-    for one in reversed(publishes):
-        if table in one.after.tables or table in {k.partition(":")[2] for k in one.after.tables}:
-            return one.after.resolve(table)
-    return head.resolve(table)
-
-
-def _of_table(
-    graph: OmniGraph, key: str, publishes: list[_Publish]
-) -> Iterator[tuple[str, DataFrame]]:
-    """Yield the changes of one table: a frame per run of appends, one per other publish."""
-    run: list[_Publish] = []
-    for one in publishes:
-        if pin(one.before, key) == pin(one.after, key):
-            continue
-        if _is_append(one, key):
-            run.append(one)
-            continue
-        if run:
-            yield key, _appended(graph, key, run)
-            run = []
-        rows = table_diff(frame_at(graph, one.before, key), frame_at(graph, one.after, key), key)
-        yield key, _marked(rows, one)
-    if run:
-        yield key, _appended(graph, key, run)
-
-
-def _is_append(one: _Publish, key: str) -> bool:
-    there = key in one.before.tables and key in one.after.tables
-    return there and one.after.tables[key].ours.get("mode") == _APPEND
-
-
-def _marked(rows: DataFrame, one: _Publish) -> DataFrame:
-    from pyspark.sql import functions as sf
-
-    return rows.select(
-        "*",
-        sf.lit(one.version).cast("long").alias(_VERSION),
-        sf.lit(one.created_at.replace(tzinfo=timezone.utc)).alias(_TIME),
-        sf.lit(one.commit_id).alias(_COMMIT),
-    )
-
-
-def _appended(graph: OmniGraph, key: str, run: list[_Publish]) -> DataFrame:
-    """Return what a run of appends brought: the rows of the last version that were made since.
-
-    A publish owns the rows made above the version pinned before it, up to its own: versions that a
-    healing skipped have no rows of their own.
+    Raises:
+        VersionNotFoundError: a version that is needed was cleaned up.
+        TableNotFoundError: no snapshot of the span has the table.
+        StorageError: the store failed.
     """
-    from pyspark.sql import functions as sf
+    line = commits.complete(storage, asked.branch, asked.last)
+    inside = [one for one in line if one.manifest_version >= asked.first]
+    before = line[-len(inside) - 1] if len(inside) < len(line) else None
+    snapshots = [_snapshot(storage, asked.branch, one) for one in (before, *inside)]
+    found = [
+        change
+        for commit, (old, new) in zip(inside, pairwise(snapshots), strict=True)
+        for change in _between(old, new, commit)
+    ]
+    newest = snapshots[::-1]
+    tables: dict[str, TableEntry] = {}
+    for one in newest:
+        tables = {**one.tables, **tables}
+    if table is not None:
+        key = next((one for one in newest if _has(one, table)), newest[0]).resolve(table)
+        found = [one for one in found if one.table_key == key]
+        tables = {key: tables[key]}
+    plain = {key: replace(entry, metadata={}) for key, entry in sorted(tables.items())}
+    return Feed(tuple(found), plain)
 
-    last = run[-1].after
-    rows = graph.table(
-        key, branch=last.branch, version=last.graph_version, metadata_columns=[_MADE_AT]
-    )
-    since = run[0].before.tables[key].table_version
-    ranges = graph.spark.createDataFrame(
-        [
-            (
-                one.before.tables[key].table_version,
-                one.after.tables[key].table_version,
-                one.version,
-                one.created_at.replace(tzinfo=timezone.utc),
-                one.commit_id,
-            )
-            for one in run
-        ],
-        f"_lo LONG, _hi LONG, {_VERSION} LONG, {_TIME} TIMESTAMP, {_COMMIT} STRING",
-    )
-    made = column(_MADE_AT)
-    joined = rows.where(made > since).join(
-        sf.broadcast(ranges), (made > sf.col("_lo")) & (made <= sf.col("_hi"))
-    )
-    return joined.drop("_lo", "_hi", _MADE_AT).withColumn(CHANGE, sf.lit(INSERT))
+
+def _snapshot(storage: Storage, branch: str, commit: Commit | None) -> Snapshot:
+    if commit is None:
+        return Snapshot(branch, 0, {}, {}, {})
+    return load(storage, commit.branch, commit.manifest_version)
+
+
+def _between(old: Snapshot, new: Snapshot, commit: Commit) -> list[Change]:
+    return [
+        Change(
+            key,
+            _bare(old.tables.get(key)),
+            _bare(new.tables.get(key)),
+            commit.manifest_version,
+            commit.graph_commit_id,
+            commit.created_at,
+        )
+        for key in sorted({*old.tables, *new.tables})
+        if _pin(old, key) != _pin(new, key)
+    ]
+
+
+def _bare(entry: TableEntry | None) -> TableEntry | None:
+    return None if entry is None else replace(entry, metadata={})
+
+
+def _pin(snapshot: Snapshot, key: str) -> tuple[str | None, int] | None:
+    entry = snapshot.tables.get(key)
+    return None if entry is None else (entry.table_branch, entry.table_version)
+
+
+def _has(snapshot: Snapshot, name: str) -> bool:
+    return name in snapshot.tables or any(k.partition(":")[2] == name for k in snapshot.tables)

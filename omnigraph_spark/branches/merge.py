@@ -9,7 +9,7 @@ publish refuses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from omnigraph_spark import engine_schema, layout
 from omnigraph_spark.branches import merge_rows, refs
 from omnigraph_spark.branches.diff import frame_at, pin, table_diff
-from omnigraph_spark.branches.merge_base import head_commit, merge_base
+from omnigraph_spark.branches.merge_base import head_commit, merge_bases
 from omnigraph_spark.branches.merge_rows import FAIL, OURS, THEIRS
 from omnigraph_spark.engine_schema.model import EngineSchema
 from omnigraph_spark.errors import MergeConflictError, OptionError, UnsupportedError
 from omnigraph_spark.history.commits import Commit
 from omnigraph_spark.manifest.snapshot import Snapshot, load
 from omnigraph_spark.options import WriteOptions
+from omnigraph_spark.progress import Progress
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write import bulk, frame_plan
 from omnigraph_spark.write.commit import Committed
@@ -57,33 +58,39 @@ class Merged:
 
 @dataclass(frozen=True)
 class _Sides:
-    """The three snapshots, and the commits that they are of."""
+    """The snapshots, and the commits that they are of: the bases (mostly one), source, target."""
 
-    base: Snapshot
+    bases: tuple[Snapshot, ...]
     source: Snapshot
     target: Snapshot
-    commits: tuple[Commit, Commit, Commit]
+    base_commits: tuple[Commit, ...]
+    heads: tuple[Commit, Commit]
 
     @classmethod
     def of(cls, storage: Storage, source: str, into: str) -> _Sides:
         theirs, ours = load(storage, source), load(storage, into)
         heads = head_commit(storage, theirs), head_commit(storage, ours)
-        common = merge_base(storage, *heads)
-        base = load(storage, common.branch, common.manifest_version)
-        return cls(base, theirs, ours, (common, *heads))
+        common = merge_bases(storage, *heads)
+        bases = tuple(load(storage, one.branch, one.manifest_version) for one in common)
+        return cls(bases, theirs, ours, tuple(common), heads)
 
     @property
     def fast_forward(self) -> bool:
         """Tell whether the target is still where the source began."""
-        return self.commits[0].graph_commit_id == self.commits[2].graph_commit_id
+        return [one.graph_commit_id for one in self.base_commits] == [self.heads[1].graph_commit_id]
+
+    def is_as_before(self, side: Snapshot, key: str) -> bool:
+        """Tell whether a side has a table at the version of every base."""
+        return all(pin(side, key) == pin(base, key) for base in self.bases)
 
     def changed(self) -> list[str]:
         """Return the tables that the source changed in another way than the target."""
-        every = {*self.base.tables, *self.source.tables, *self.target.tables}
+        every = {key for one in (*self.bases, self.source, self.target) for key in one.tables}
         return [
             key
             for key in sorted(every)
-            if pin(self.source, key) not in (pin(self.base, key), pin(self.target, key))
+            if pin(self.source, key) != pin(self.target, key)
+            and not self.is_as_before(self.source, key)
         ]
 
 
@@ -135,9 +142,13 @@ def merge(
             hint="Use merge",
         )
     with _working(graph, sides) as work:
-        for key in sides.changed():
-            _merge_table(work, key, resolve(key))
-        _check_edges(work, storage)
+        changed = sides.changed()
+        with Progress("merge", len(changed) + 1) as progress:
+            for key in changed:
+                _merge_table(work, key, resolve(key))
+                progress.step(f"{key} is compared")
+            _check_edges(work, storage)
+            progress.step("edge ends are checked")
         rows = _union(graph, work.conflicts)
         counts = {
             (one["_table"], one["conflict"]): int(one["count"])
@@ -145,11 +156,10 @@ def merge(
                 rows.groupBy("_table", "conflict").count().collect() if work.conflicts else []
             )
         }
-        base, theirs, ours = (commit.graph_commit_id for commit in sides.commits)
         result = Merged(
-            base_commit=base,
-            source_commit=theirs,
-            target_commit=ours,
+            base_commit=sides.base_commits[0].graph_commit_id,
+            source_commit=sides.heads[0].graph_commit_id,
+            target_commit=sides.heads[1].graph_commit_id,
             tables=tuple(work.frames),
             dropped=tuple(work.dropped),
             fast_forward=sides.fast_forward,
@@ -193,17 +203,16 @@ def _resolver(resolution: str | Mapping[str, str]) -> Callable[[str], str]:
 
 def _merge_table(work: _Work, key: str, resolution: str) -> None:
     sides = work.sides
-    base, source, target = (
-        frame_at(work.graph, one, key) for one in (sides.base, sides.source, sides.target)
-    )
-    if pin(sides.target, key) == pin(sides.base, key):  # only the source changed it
+    bases = [frame_at(work.graph, one, key) for one in sides.bases]
+    source, target = (frame_at(work.graph, one, key) for one in (sides.source, sides.target))
+    if sides.is_as_before(sides.target, key):  # only the source changed it
         if source is None:
             work.dropped.append(key)
-        elif not (_came_by_merge(sides.source, key) and _is_same(base, source, key)):
+        elif not (_came_by_merge(sides.source, key) and _is_same(bases, source, key)):
             work.frames[key] = source
         return
     if source is None or target is None:  # one side dropped it and the other perhaps changed it
-        if _is_same(base, target if source is None else source, key):
+        if _is_same(bases, target if source is None else source, key):
             if source is None and target is not None:
                 work.dropped.append(key)
         elif resolution == THEIRS:
@@ -215,10 +224,13 @@ def _merge_table(work: _Work, key: str, resolution: str) -> None:
             work.conflicts.append(merge_rows.whole_table(work.graph.spark.range(1), key))
         return
     merge_rows.check_columns(source, target, key)
-    decided = merge_rows.decisions(base, source, target, key, resolution).persist()
+    decided = merge_rows.decisions(bases, source, target, key, resolution).persist()
     work.persisted.append(decided)
     work.conflicts.append(merge_rows.conflicts_of(decided, key))
-    work.frames[key] = merge_rows.merged(source, target, decided)
+    # Under `ours` the table is written although nothing of it changes: what was decided has to be
+    # in a commit, or the next merge would ask again.
+    if resolution == OURS or merge_rows.has_taken(decided):
+        work.frames[key] = merge_rows.merged(source, target, decided)
 
 
 def _came_by_merge(snapshot: Snapshot, key: str) -> bool:
@@ -226,9 +238,11 @@ def _came_by_merge(snapshot: Snapshot, key: str) -> bool:
     return "merged_parent" in snapshot.tables[key].ours
 
 
-def _is_same(base: DataFrame | None, other: DataFrame | None, key: str) -> bool:
-    """Tell whether two versions of a table hold the same rows; Spark compares them."""
-    return base is not None and other is not None and table_diff(base, other, key).isEmpty()
+def _is_same(bases: Sequence[DataFrame | None], other: DataFrame | None, key: str) -> bool:
+    """Tell whether a table holds the same rows as in every base; Spark compares them."""
+    return other is not None and all(
+        base is not None and table_diff(base, other, key).isEmpty() for base in bases
+    )
 
 
 def _check_edges(work: _Work, storage: Storage) -> None:
@@ -286,7 +300,7 @@ def _as_merge(planned: WritePlan, sides: _Sides, dropped: tuple[str, ...]) -> Wr
         expected={key: sides.target.version(key) for key in keys},
         unchecked=False,
         dropped=dropped,
-        merged_parent=sides.commits[1].graph_commit_id,
+        merged_parent=sides.heads[0].graph_commit_id,
     )
 
 

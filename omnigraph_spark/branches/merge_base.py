@@ -1,4 +1,4 @@
-"""Where two branches last had the same content: their newest common commit; without Spark.
+"""Where two branches last had the same content: their newest common commits; without Spark.
 
 Runs on the driver, once per merge; reads the lineage of both branches and of what was merged into
 them. A publish whose lineage row is missing (its writer died between the two) gets it first.
@@ -30,8 +30,7 @@ def head_commit(storage: Storage, snapshot: Snapshot) -> Commit:
     newest = own[-1].manifest_version if own else 0
     missing = publishes_between(storage, branch, newest, version + 1)
     if missing:
-        last = missing[-1]
-        commits.record_publish(storage, branch, last.publish_id, last.graph_version, last.actor)
+        commits.record(storage, branch, missing[-1])
         own = commits.read_commits(storage, branch)
     own = [commit for commit in own if commit.manifest_version <= version]
     if not own:
@@ -42,28 +41,38 @@ def head_commit(storage: Storage, snapshot: Snapshot) -> Commit:
     return own[-1]
 
 
-def merge_base(storage: Storage, source: Commit, target: Commit) -> Commit:
-    """Return the newest commit that both descend from, through merges too.
+def merge_bases(storage: Storage, source: Commit, target: Commit) -> list[Commit]:
+    """Return the newest commits that both descend from, through merges too; the newest first.
 
-    Where branches were merged crosswise there can be several; the newest by its time is taken. A
-    row that only one of the two knows may then count as changed on both sides and is reported as a
-    conflict, never decided silently.
+    There is one, but where branches were merged crosswise: then none of them knows the others, and
+    a row that they don't agree on can't be decided.
 
     Raises:
-        UnsupportedError: they have no common commit.
+        UnsupportedError: they have no common commit, or the newest one was made on a branch that is
+            deleted.
         StorageError: the store failed.
     """
     known: dict[str, Commit] = {}
     common = _ancestors(storage, source, known) & _ancestors(storage, target, known)
-    inner = {parent for one in common for parent in _parents(known[one])}
-    newest = [known[one] for one in common - inner]
+    inner = {parent for name in common & known.keys() for parent in _parents(known[name])}
+    newest = common - inner
     if not newest:
         raise UnsupportedError(
             f"{source.branch} and {target.branch} have no common commit in the lineage"
         )
+    lost = sorted(newest - known.keys())
+    if lost:
+        # With an older base, what one side has undone since would come back unnoticed.
+        raise UnsupportedError(
+            f"{source.branch} and {target.branch} both merged commit {lost[0]}, whose branch is "
+            "deleted: what they have changed since can't be told",
+            expected="the newest common commit on a branch that is there",
+            hint="Compare the two with OmniGraph.diff and write the rows that you want",
+        )
     if len(newest) > 1:
-        _log.warning("%d common ancestors; the newest is taken", len(newest))
-    return max(newest, key=lambda one: (one.created_at, one.graph_commit_id))
+        _log.warning("%s and %s were merged crosswise", source.branch, target.branch)
+    found = [known[name] for name in newest]
+    return sorted(found, key=lambda one: (one.created_at, one.graph_commit_id), reverse=True)
 
 
 def _parents(commit: Commit) -> list[str]:
@@ -72,20 +81,24 @@ def _parents(commit: Commit) -> list[str]:
 
 
 def _ancestors(storage: Storage, start: Commit, known: dict[str, Commit]) -> set[str]:
-    """Return the ids of a commit and all it descends from that the lineage still has."""
+    """Return the ids of a commit and all it descends from.
+
+    `known` gets the commits; one that was merged from a branch deleted since has its id only.
+    """
     for one in commits.read_commits(storage, start.branch):
         known.setdefault(one.graph_commit_id, one)
     found: set[str] = set()
     left = [start.graph_commit_id]
     while left:
         name = left.pop()
+        if name in found:
+            continue
+        found.add(name)
         if name not in known:
             other = commits.find_commit(storage, name)
             if other is None:
-                continue  # of a branch that is deleted
+                continue
             for one in commits.read_commits(storage, other.branch):
                 known.setdefault(one.graph_commit_id, one)
-        if name not in found:
-            found.add(name)
-            left += _parents(known[name])
+        left += _parents(known[name])
     return found

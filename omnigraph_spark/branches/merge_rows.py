@@ -5,7 +5,7 @@ Nothing here runs an action; the rows of the three versions of a table meet by `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from omnigraph_spark.frame_batches import TABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
 INSERTS = "DivergentInsert"
 UPDATES = "DivergentUpdate"
@@ -31,36 +32,45 @@ _SIDE, _ROW = "_omnigraph_side", "_omnigraph_row"
 
 
 def decisions(
-    base: DataFrame | None, source: DataFrame, target: DataFrame, key: str, resolution: str
+    bases: Sequence[DataFrame | None],
+    source: DataFrame,
+    target: DataFrame,
+    key: str,
+    resolution: str,
 ) -> DataFrame:
     """Return, per id that a merge has to decide: whose rows it takes, or what is in conflict.
 
-    The columns: `id`, the decision (`theirs`, or null for a conflict), the conflict's kind, and the
-    rows of base, ours (the target) and theirs (the source) as JSON. Ids whose rows of the target
-    stay are left out. Rows count as equal where all their values are; doubled ids are compared as a
-    whole.
+    The columns: `id`, the decision (`theirs`, or null for a conflict), the conflict's kind, and for
+    a conflict the rows of base, ours (the target) and theirs (the source) as JSON. Ids whose rows
+    of the target stay are left out. Rows count as equal where all their values are; doubled ids are
+    compared as a whole. Where several bases don't agree on an id, it is in conflict.
+
+    Raises:
+        SchemaMismatchError: a column had another type in a base.
+        UnsupportedError: a map inside another value can't be compared.
     """
     from pyspark.sql import functions as sf
 
-    names = [name for name in target.columns if name != "id"]
+    old = [f"b{number}" for number in range(len(bases))]
     sided = [
-        _sided(frame, names, side, key)
-        for frame, side in ((base, "b"), (source, "s"), (target, "t"))
+        _sided(frame, target, side, key)
+        for frame, side in (*zip(bases, old, strict=True), (source, "s"), (target, "t"))
         if frame is not None
     ]
     union = reduce(lambda left, right: left.unionAll(right), sided)
     by_id = union.groupBy("id").agg(
         *(
             sf.sort_array(sf.collect_list(sf.when(sf.col(_SIDE) == side, sf.col(_ROW)))).alias(side)
-            for side in "bst"
+            for side in (*old, "s", "t")
         )
     )
-    b, s, t = sf.col("b"), sf.col("s"), sf.col("t")
-    changed = by_id.where(~s.eqNullSafe(b) & ~s.eqNullSafe(t))
+    b, s, t = sf.col("b0"), sf.col("s"), sf.col("t")
+    agreed = reduce(lambda all_of, side: all_of & sf.col(side).eqNullSafe(b), old[1:], sf.lit(True))
+    changed = by_id.where(~s.eqNullSafe(t) & ~(agreed & s.eqNullSafe(b)))
     kind = (
-        sf.when(t.eqNullSafe(b), sf.when(sf.size(s) > 1, DOUBLED))
-        .when(sf.size(b) == 0, INSERTS)
+        sf.when(agreed & t.eqNullSafe(b), sf.when(sf.size(s) > 1, DOUBLED))
         .when((sf.size(s) == 0) | (sf.size(t) == 0), DELETE_UPDATE)
+        .when(sf.size(b) == 0, INSERTS)
         .otherwise(UPDATES)
     )
     judged = changed.withColumn(_CONFLICT, kind)
@@ -69,23 +79,45 @@ def decisions(
     elif resolution == THEIRS:
         doubled = sf.when(sf.size(s) > 1, DOUBLED)
         judged = judged.withColumn(_CONFLICT, doubled)
+    shown = sf.col(_CONFLICT).isNotNull()
     return judged.select(
         "id",
-        sf.when(sf.col(_CONFLICT).isNull(), THEIRS).alias(_DECISION),
+        sf.when(~shown, THEIRS).alias(_DECISION),
         sf.col(_CONFLICT),
-        *(sf.to_json(sf.col(side)).alias(name) for side, name in _IMAGES.items()),
+        *(
+            sf.when(shown, sf.to_json(sf.col(side))).alias(name)
+            for side, name in (("b0", "base"), ("t", "ours"), ("s", "theirs"))
+        ),
     )
 
 
-_IMAGES = {"b": "base", "t": "ours", "s": "theirs"}
+_IMAGES = ("base", "ours", "theirs")
 
 
-def _sided(frame: DataFrame, names: list[str], side: str, key: str) -> DataFrame:
+def _sided(frame: DataFrame, target: DataFrame, side: str, key: str) -> DataFrame:
+    """Return the rows of one version with the target's columns; a base may lack a later one."""
     from pyspark.sql import functions as sf
 
+    there = {field.name: field.dataType for field in frame.schema.fields}
+    for field in target.schema.fields:
+        if field.name in there and not arrow_types.same_type(there[field.name], field.dataType):
+            raise _other_type(field.name, key, field.dataType, there[field.name])
     plain = comparable(frame, key)
-    row = sf.struct(*(column(name) for name in names)) if names else sf.struct(sf.lit(1).alias("_"))
+    values = comparable(target.limit(0), key).schema.fields
+    columns = [
+        column(one.name) if one.name in there else sf.lit(None).cast(one.dataType).alias(one.name)
+        for one in values
+        if one.name != "id"
+    ]
+    row = sf.struct(*columns) if columns else sf.struct(sf.lit(1).alias("_"))
     return plain.select("id", sf.lit(side).alias(_SIDE), row.alias(_ROW))
+
+
+def has_taken(decided: DataFrame) -> bool:
+    """Tell whether a merge takes any row from the source; runs a job."""
+    from pyspark.sql import functions as sf
+
+    return not decided.where(sf.col(_DECISION) == THEIRS).isEmpty()
 
 
 def check_columns(source: DataFrame, target: DataFrame, key: str) -> None:
@@ -99,14 +131,20 @@ def check_columns(source: DataFrame, target: DataFrame, key: str) -> None:
     for name in sorted({*ours, *theirs}):
         left, right = ours.get(name), theirs.get(name)
         if left is None or right is None or not arrow_types.same_type(left, right):
-            raise SchemaMismatchError(
-                f"Column {name} of {key} isn't the same on both branches",
-                expected=left.simpleString() if left else "no such column",
-                found=right.simpleString() if right else "no such column",
-                hint="Make the columns of the two branches alike first",
-                table_key=key,
-                column=name,
-            )
+            raise _other_type(name, key, left, right)
+
+
+def _other_type(
+    name: str, key: str, ours: DataType | None, theirs: DataType | None
+) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"Column {name} of {key} isn't the same in the versions that are merged",
+        expected=ours.simpleString() if ours else "no such column",
+        found=theirs.simpleString() if theirs else "no such column",
+        hint="Make the columns of the two branches alike first",
+        table_key=key,
+        column=name,
+    )
 
 
 def merged(source: DataFrame, target: DataFrame, decided: DataFrame) -> DataFrame:
@@ -125,7 +163,7 @@ def conflicts_of(decided: DataFrame, key: str) -> DataFrame:
     from pyspark.sql import functions as sf
 
     return decided.where(sf.col(_CONFLICT).isNotNull()).select(
-        sf.lit(key).alias(TABLE), "id", sf.col(_CONFLICT).alias("conflict"), *_IMAGES.values()
+        sf.lit(key).alias(TABLE), "id", sf.col(_CONFLICT).alias("conflict"), *_IMAGES
     )
 
 
@@ -158,7 +196,7 @@ def whole_table(spark_rows: DataFrame, key: str) -> DataFrame:
 def _none() -> list[Column]:
     from pyspark.sql import functions as sf
 
-    return [sf.lit(None).cast("string").alias(name) for name in _IMAGES.values()]
+    return [sf.lit(None).cast("string").alias(name) for name in _IMAGES]
 
 
 def orphans(

@@ -44,7 +44,8 @@ class RefMethods:
     def create_branch(self, name: str, from_ref: str = layout.MAIN) -> None:
         """Make a branch; tables are shared with what it is made from until they are written to.
 
-        `from_ref` is a branch (its head), `dev@7`, a tag, a commit id, or a version of `main`.
+        `from_ref` is a branch (its head), `dev@7`, `dev@2024-01-31T12:00:00Z`, a tag, a commit id,
+        or a version or time of `main`.
 
         Raises:
             OptionError: the name is hostile, reserved by the engine, or taken.
@@ -109,7 +110,8 @@ class RefMethods:
     ) -> Committed:
         """Make the content of an older version of a branch its newest, all tables in one commit.
 
-        `version` is a graph version, commit id or tag of the branch's own past. Old versions stay.
+        `version` is a graph version, commit id or tag of the branch's own past, or a time. Old
+        versions stay.
 
         Raises:
             VersionNotFoundError, OptionError: no such version, or the branch never had it.
@@ -138,28 +140,6 @@ class RefMethods:
         storage = self._store()
         old, new = (load(storage, *refs.named(storage, ref)) for ref in (before, after))
         return diff.diff(self._graph(), old, new, table)
-
-    def changes(
-        self,
-        start: int | str,
-        end: int | str | None = None,
-        table: str | None = None,
-        *,
-        branch: str = layout.MAIN,
-    ) -> DataFrame:
-        """Return what each publish of a branch changed, from version `start` to `end` (its head).
-
-        Both ends count. Columns: `_table`, `_change_type`, `_commit_version`, `_commit_timestamp`,
-        `_commit_id`, then the row, as in `diff`. `start` and `end` may be commit ids or tags.
-
-        Raises:
-            VersionNotFoundError, OptionError, TableNotFoundError: as the names say.
-            SchemaMismatchError, UnsupportedError: columns that can't be compared.
-        """
-        from omnigraph_spark.branches import changes
-
-        until = None if end is None else str(end)
-        return changes.changes(self._graph(), self._store(), branch, str(start), until, table)
 
     def merge(
         self,

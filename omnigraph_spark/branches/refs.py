@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, NamedTuple
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from omnigraph_spark import layout
+from omnigraph_spark.branches import times
 from omnigraph_spark.errors import (
     BranchNotFoundError,
     OptionError,
@@ -30,13 +30,6 @@ if TYPE_CHECKING:
 
 _COMMIT_ID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}\Z")
 _NUMBER = re.compile(r"\d{1,19}\Z")
-_EPOCH_MS = re.compile(r"-?\d{1,15}\Z")
-_ISO = re.compile(
-    r"(?P<date>\d{4}-\d{2}-\d{2})"
-    r"(?:[T ](?P<time>\d{2}:\d{2}(?::\d{2})?)(?:\.(?P<fraction>\d{1,9}))?)?"
-    r"\s*(?P<zone>Z|[+-]\d{2}(?::?\d{2})?)?\Z"
-)
-_OFFSET = re.compile(r"(?:UTC|GMT|UT)?(?P<sign>[+-])(?P<hours>\d{1,2})(?::?(?P<minutes>\d{2}))?\Z")
 _SHOWN = 30
 
 
@@ -143,7 +136,6 @@ def resolve(
     branch_given: bool = False,
     version_as_of: str | None = None,
     timestamp_as_of: str | None = None,
-    session_zone: str | None = None,
 ) -> Resolved:
     """Return the branch and version that a read's options mean; once per load.
 
@@ -153,10 +145,7 @@ def resolve(
         branch_given: Whether the user gave it: a commit id or tag of another branch is then
             refused.
         version_as_of: A graph version, a commit id (26-character ULID) or a tag.
-        timestamp_as_of: ISO 8601 or epoch milliseconds.
-        session_zone: Spark's session time zone, for a time without a zone; None where it isn't
-            known. Spark tells it to no Python data source [run, 4.0 and 4.3], so such a time is
-            then refused rather than guessed.
+        timestamp_as_of: ISO 8601 with a zone, or epoch milliseconds.
 
     Raises:
         GraphNotFoundError: no graph is there.
@@ -168,26 +157,28 @@ def resolve(
     if version_as_of is not None:
         return _resolve_version(storage, branch, branch_given, version_as_of.strip())
     if timestamp_as_of is not None:
-        moment = parse_timestamp(timestamp_as_of, session_zone)
-        return _resolve_time(storage, branch, moment, timestamp_as_of)
+        return _resolve_time(storage, branch, timestamp_as_of, "timestampAsOf")
     return Resolved(branch, None)
 
 
 def named(storage: Storage, text: str) -> Resolved:
     """Return what the text of a ref means; on the driver.
 
-    A branch's name is its head, `branch@7` a version on its lineage; else a tag or a commit id, or
-    a version of `main`.
+    A branch's name is its head, `branch@7` a version on its lineage, `branch@2024-01-31T12:00:00Z`
+    the last one at or before that time; else a tag or a commit id, or a version or time of `main`.
 
     Raises:
         GraphNotFoundError: no graph is there.
         BranchNotFoundError, VersionNotFoundError: nothing of that name; what exists is listed.
+        OptionError: a malformed time, or one without a zone.
         StorageError: the store failed.
     """
     text = text.strip()
     if text in {branch.name for branch in list_branches(storage)}:
         return Resolved(text, None)
     branch, mark, version = text.rpartition("@")
+    if times.is_like_time(version):
+        return _resolve_time(storage, branch if mark else layout.MAIN, version, "The ref")
     if mark:
         return _resolve_version(storage, branch, True, version)
     if _NUMBER.match(text):
@@ -244,6 +235,38 @@ def _on_lineage(storage: Storage, branch: str, version: int) -> Resolved:
     return Resolved(current.name, version)
 
 
+def on_lineage(storage: Storage, branch: str, version: str) -> Resolved:
+    """Return what `version` means on a branch's lineage: the branch or one of its ancestors.
+
+    It is a graph version, a commit id, a tag, or a time.
+
+    Raises:
+        VersionNotFoundError: no such version, commit or tag, or no commit at or before the time.
+        OptionError: it is a version of another branch, or made after this one began; or a
+            malformed time.
+    """
+    if times.is_like_time(version):
+        at = _resolve_time(storage, branch, version, "The version")
+        return at if at.version is not None else _head(storage, branch)
+    found = resolve(storage, branch, version_as_of=version)
+    assert found.version is not None
+    try:
+        inherited = resolve(storage, branch, version_as_of=str(found.version))
+    except VersionNotFoundError:
+        inherited = None
+    if found != inherited:
+        raise OptionError(
+            f"{version[:60]!r} is version {found.version} of {found.branch}, which branch {branch} "
+            "never had",
+            expected=f"a version of {branch}, or of a parent before the branch began",
+        )
+    return found
+
+
+def _head(storage: Storage, branch: str) -> Resolved:
+    return Resolved(branch, snapshot.head_version(storage, branch))
+
+
 def _existing(storage: Storage, ref: Resolved, asked: str) -> Resolved:
     """Return `ref` if that version is there.
 
@@ -265,84 +288,15 @@ def _existing(storage: Storage, ref: Resolved, asked: str) -> Resolved:
     return ref
 
 
-def _resolve_time(storage: Storage, branch: str, moment: datetime, text: str) -> Resolved:
+def _resolve_time(storage: Storage, branch: str, text: str, option: str) -> Resolved:
     from omnigraph_spark.history import commits
 
-    snapshot.head_version(storage, branch)
-    history = commits.read_commits(storage, branch)
-    if history and history[-1].created_at <= moment:
+    head = snapshot.head_version(storage, branch)
+    line = commits.complete(storage, branch, head)
+    found = times.last_at(line, branch, text, option)
+    if found is line[-1]:
         return Resolved(branch, None)
-    for commit in reversed(history):
-        if commit.created_at <= moment:
-            ref = _on_lineage(storage, branch, commit.manifest_version)
-            return _existing(storage, ref, branch)
-    first = history[0] if history else None
-    raise VersionNotFoundError(
-        f"Branch {branch} has no commit at or before {text[:60]!r}",
-        expected=f"{first.created_at.isoformat()}Z or later: commit {first.graph_commit_id}, "
-        f"version {first.manifest_version}"
-        if first
-        else "a commit; the graph has no history",
-    )
-
-
-def parse_timestamp(text: str, session_zone: str | None) -> datetime:
-    """Return a point in time as UTC without a zone (as commits store it), to the microsecond.
-
-    Raises:
-        OptionError: neither ISO 8601 nor epoch milliseconds, out of range, an unknown zone, or no
-            zone and none for the session.
-    """
-    stripped = text.strip()
-    try:
-        if _EPOCH_MS.match(stripped):
-            return datetime(1970, 1, 1) + timedelta(milliseconds=int(stripped))
-        return _parse_iso(stripped, session_zone)
-    except (ValueError, OverflowError) as error:
-        if isinstance(error, OptionError):
-            raise
-        raise OptionError(
-            "timestampAsOf is no time",
-            expected="ISO 8601 such as 2024-01-31T12:00:00Z, or epoch milliseconds",
-            found=repr(text[:60]),
-        ) from error
-
-
-def _parse_iso(text: str, session_zone: str | None) -> datetime:
-    match = _ISO.match(text)
-    if match is None:
-        raise ValueError(text)
-    local = datetime.fromisoformat(f"{match['date']}T{match['time'] or '00:00'}")
-    local += timedelta(microseconds=int((match["fraction"] or "0")[:6].ljust(6, "0")))
-    name = match["zone"] or session_zone
-    if name is None:
-        raise OptionError(
-            "timestampAsOf has no time zone, and Spark doesn't tell a Python source the session's",
-            expected=f"{text}Z, {text}+05:30, or epoch milliseconds",
-            found=repr(text),
-        )
-    zone = zone_of(name)
-    return local.replace(tzinfo=zone).astimezone(timezone.utc).replace(tzinfo=None)
-
-
-def zone_of(name: str) -> tzinfo:
-    """Return a time zone by Spark's names: a region, `UTC`, `Z`, or an offset such as `+05:30`.
-
-    Raises:
-        OptionError: the zone is unknown.
-    """
-    if name in ("Z", "UTC"):
-        return timezone.utc
-    match = _OFFSET.match(name)
-    if match is not None:
-        offset = timedelta(hours=int(match["hours"]), minutes=int(match["minutes"] or 0))
-        return timezone(-offset if match["sign"] == "-" else offset)
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise OptionError(
-            f"Unknown time zone {name[:60]!r}", expected="a region, UTC, or an offset like +05:30"
-        ) from error
+    return _existing(storage, _on_lineage(storage, branch, found.manifest_version), branch)
 
 
 def kept_versions(storage: Storage, location: str, branch: str | None) -> list[int]:

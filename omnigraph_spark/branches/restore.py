@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from omnigraph_spark import arrow_write, layout
 from omnigraph_spark.branches import forks, refs
-from omnigraph_spark.branches.refs import Resolved
-from omnigraph_spark.errors import OptionError, VersionNotFoundError
+from omnigraph_spark.errors import VersionNotFoundError
 from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load, open_main
@@ -26,6 +25,7 @@ from omnigraph_spark.manifest.writable import branch_identifier
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.relocation import open_for_reading
 from omnigraph_spark.storage import Storage
+from omnigraph_spark.write import property_files
 from omnigraph_spark.write.commit import Committed, commit
 from omnigraph_spark.write.plan import (
     CREATE,
@@ -53,8 +53,8 @@ class RestorePlan:
 def restore(storage: Storage, options: WriteOptions, version: str) -> Committed:
     """Make the content of an older version the branch's newest; nothing to do if it is that.
 
-    `version` is a graph version on the branch's lineage, or a commit id or tag of one. The rows of
-    tables that are copied pass through this process, a few batches at a time.
+    `version` is a graph version on the branch's lineage, a commit id or tag of one, or a time. The
+    rows of tables that are copied pass through this process, a few batches at a time.
 
     Raises:
         VersionNotFoundError: no such version, or a table version of it was cleaned up.
@@ -66,32 +66,12 @@ def restore(storage: Storage, options: WriteOptions, version: str) -> Committed:
         PublishOutcomeUnknown: the store never said; nothing was deleted.
         StorageError: the store failed; nothing was published.
     """
-    ref = on_lineage(storage, options.branch, version)
+    ref = refs.on_lineage(storage, options.branch, version)
     planned = plan_restore(storage, options, load(storage, *ref))
     staged = stage(planned.write, _rows(storage, planned)) if planned.copied else []
-    return commit(planned.write, staged)
-
-
-def on_lineage(storage: Storage, branch: str, version: str) -> Resolved:
-    """Return what `version` means on a branch's lineage: the branch or one of its ancestors.
-
-    Raises:
-        VersionNotFoundError: no such version, commit or tag.
-        OptionError: it is a version of another branch, or made after this one began.
-    """
-    found = refs.resolve(storage, branch, version_as_of=version)
-    assert found.version is not None
-    try:
-        inherited = refs.resolve(storage, branch, version_as_of=str(found.version))
-    except VersionNotFoundError:
-        inherited = None
-    if found != inherited:
-        raise OptionError(
-            f"{version[:60]!r} is version {found.version} of {found.branch}, which branch {branch} "
-            "never had",
-            expected=f"a version of {branch}, or of a parent before the branch began",
-        )
-    return found
+    columns = {key: target.schema for key, target in planned.write.targets.items()}
+    with property_files.in_step(storage, columns):
+        return commit(planned.write, staged)
 
 
 def plan_restore(storage: Storage, options: WriteOptions, old: Snapshot) -> RestorePlan:

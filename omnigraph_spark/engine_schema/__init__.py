@@ -1,6 +1,6 @@
 """The engine's schema files: `_schema.pg`, `_schema.ir.json`, `__schema_state.json`."""
 
-from omnigraph_spark.engine_schema.files import add_types, agree, read, repair, types_to_add
+from omnigraph_spark.engine_schema.files import add_types, agree, change, read, repair, types_to_add
 from omnigraph_spark.engine_schema.ir import ir_json, state_json
 from omnigraph_spark.engine_schema.model import EdgeType, EngineSchema, NodeType, Property, of_arrow
 from omnigraph_spark.engine_schema.pg import parse_pg, render_pg
@@ -12,6 +12,7 @@ __all__ = [
     "Property",
     "add_types",
     "agree",
+    "change",
     "ir_json",
     "of_arrow",
     "parse_pg",

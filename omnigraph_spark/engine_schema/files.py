@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from omnigraph_spark import layout
@@ -86,15 +87,30 @@ def add_types(storage: Storage, new: EngineSchema) -> None:
     if not new.types():
         _repair_if_possible(storage)
         return
+    change(storage, lambda text: _merged(text, new))
+
+
+def change(storage: Storage, changed: Callable[[str | None], str | None]) -> None:
+    """Change `_schema.pg` as `changed` says, and make the JSON files agree with it.
+
+    `changed` gets the text that is there (None: no files yet), returns the new one, and must leave
+    alone what it has returned before: after the puts it is asked again (`add_types` says why).
+
+    Raises:
+        CorruptManifestError, UnsupportedError, StorageError: as `add_types`.
+        OmnigraphError: what `changed` raises; nothing was changed then.
+    """
     pause_seconds = 0.0
     for _ in range(_ATTEMPTS):
         time.sleep(random.uniform(0, pause_seconds))
         text = _source(storage)
-        merged = _merged(text, new)
-        if merged != text or not _agree(storage, text):
-            _put_all(storage, merged, changed=merged != text)
+        wanted = changed(text)
+        if wanted is None:
+            return
+        if wanted != text or not _agree(storage, text):
+            _put_all(storage, wanted, changed=wanted != text)
             text = _source(storage)
-        if text is not None and _merged(text, new) == text and _agree(storage, text):
+        if text is not None and changed(text) == text and _agree(storage, text):
             return
         pause_seconds = _MAX_PAUSE_SECONDS
     raise StorageError(

@@ -163,6 +163,10 @@ class EngineSchema:
             {one.name: one for one in types if isinstance(one, EdgeType)},
         )
 
+    def with_types(self, new: EngineSchema) -> EngineSchema:
+        """Return this schema with those of `new` that it lacks."""
+        return replace(self, nodes={**new.nodes, **self.nodes}, edges={**new.edges, **self.edges})
+
     def types(self) -> tuple[NodeType | EdgeType, ...]:
         """Return all node types, then all edge types."""
         return (*self.nodes.values(), *self.edges.values())
@@ -208,7 +212,7 @@ def of_arrow(
     for column in schema:
         if column.name in SYSTEM_COLUMNS[kind]:
             continue
-        found = _engine_type(column, carried or {})
+        found = engine_type_of(column, carried or {})
         if isinstance(found, LeftOut):
             left_out.append(found)
         else:
@@ -295,7 +299,8 @@ def _canonical(engine_type: EngineType) -> EngineType:
     )
 
 
-def _engine_type(column: pa.Field, carried: Mapping[str, EngineType]) -> EngineType | LeftOut:
+def engine_type_of(column: pa.Field, carried: Mapping[str, EngineType]) -> EngineType | LeftOut:
+    """Return the engine's type of a column, or why the engine can't see it."""
     if not _PROPERTY_NAME.match(column.name):
         return LeftOut(
             column.name,

@@ -42,7 +42,7 @@ def parse_pg(text: str) -> EngineSchema:
     Raises:
         CorruptManifestError: it can't be read; the line is named.
     """
-    return _Parser(text).schema()
+    return Parser(text).schema()
 
 
 def render_pg(types: Iterable[NodeType | EdgeType]) -> str:
@@ -53,7 +53,7 @@ def render_pg(types: Iterable[NodeType | EdgeType]) -> str:
     return "".join(_edge(one) if isinstance(one, EdgeType) else _node(one) for one in types)
 
 
-class _Parser:
+class Parser:
     """Recursive descent over one text; `_at` is the place that is read next."""
 
     def __init__(self, text: str) -> None:
@@ -64,6 +64,7 @@ class _Parser:
         self._interfaces: dict[str, InterfaceType] = {}
 
     def schema(self) -> EngineSchema:
+        """Return the schema that the whole text declares."""
         self._skip()
         while self._at < len(self._text):
             word = self._take(_WORD, "node, edge or interface")
@@ -282,9 +283,14 @@ def _edge(edge: EdgeType) -> str:
 
 
 def _lines(one: NodeType | EdgeType) -> str:
-    lines = [f"{p.name}: {p.type.text()}{_marks(p.annotations)}" for p in one.properties]
-    lines += [_rendered(rule) for rule in one.rules]
+    lines = [render_property(p) for p in one.properties]
+    lines += [render_rule(rule) for rule in one.rules]
     return "".join(f"    {line}\n" for line in lines)
+
+
+def render_property(one: Property) -> str:
+    """Return one property as it stands in a type's body."""
+    return f"{one.name}: {one.type.text()}{_marks(one.annotations)}"
 
 
 def _marks(annotations: Iterable[Annotation]) -> str:
@@ -296,7 +302,8 @@ def _marks(annotations: Iterable[Annotation]) -> str:
     return text
 
 
-def _rendered(rule: Constraint) -> str:
+def render_rule(rule: Constraint) -> str:
+    """Return one rule as it stands in a type's body."""
     values = list(rule.columns)
     if rule.kind == "Range":
         values.append("..".join("" if bound is None else str(bound) for bound in rule.bounds))

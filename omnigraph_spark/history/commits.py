@@ -124,20 +124,24 @@ def record_publish(
         BranchNotFoundError: the graph has no such branch.
         StorageError: the store failed. The publish stands; the next writer fills the gap.
     """
-    own = PublishedVersion(graph_version, publish_id, _now(), actor)
+    own = PublishedVersion(graph_version, publish_id, _now(), actor, merged_parent)
     faults.point("lineage.before_row")
-    _append_missing(storage, branch, own, merged_parent)
+    record(storage, branch, own)
     faults.point("lineage.after_row")
 
 
-def _append_missing(
-    storage: Storage, branch: str, own: PublishedVersion, merged_parent: str | None
-) -> None:
+def record(storage: Storage, branch: str, own: PublishedVersion) -> None:
+    """Append the row of a publish as `publishes_between` tells it, and those missing below it.
+
+    Raises:
+        BranchNotFoundError, StorageError: as `record_publish`.
+    """
     if layout.lance_branch(branch) is not None:
         _ensure_branch(storage, branch)
     near = _near(storage, branch, own.graph_version)
     there = any(
-        commit.graph_commit_id == own.publish_id and commit.merged_parent_commit_id == merged_parent
+        commit.graph_commit_id == own.publish_id
+        and commit.merged_parent_commit_id == own.merged_parent
         for commit in near
         if commit.manifest_version == own.graph_version
     )
@@ -147,7 +151,7 @@ def _append_missing(
     previous = _chosen(below)[-1] if below else _inherited_head(storage, branch)
     after = previous.manifest_version if previous else 0
     publishes = [*publishes_between(storage, branch, after, own.graph_version), own]
-    _append(storage, branch, _chained(branch, publishes, previous, merged_parent), publishes)
+    _append(storage, branch, _chained(branch, publishes, previous), publishes)
 
 
 def _near(storage: Storage, branch: str, version: int) -> list[Commit]:
@@ -178,16 +182,13 @@ def _inherited_head(storage: Storage, branch: str) -> Commit | None:
     after = inherited[-1].manifest_version if inherited else 0
     missing = publishes_between(storage, fork.parent, after, fork.version + 1)
     if missing:
-        _append_missing(storage, fork.parent, missing[-1], None)
+        record(storage, fork.parent, missing[-1])
         return _inherited_head(storage, branch)
     return inherited[-1] if inherited else None
 
 
 def _chained(
-    branch: str,
-    publishes: list[PublishedVersion],
-    previous: Commit | None,
-    merged_parent: str | None,
+    branch: str, publishes: list[PublishedVersion], previous: Commit | None
 ) -> list[Commit]:
     """Return the rows of consecutive publishes, each the child of the one before."""
     parent = previous.graph_commit_id if previous else None
@@ -198,8 +199,9 @@ def _chained(
             manifest_branch=layout.lance_branch(branch),
             manifest_version=publish.graph_version,
             parent_commit_id=parent,
-            merged_parent_commit_id=merged_parent if publish is publishes[-1] else None,
+            merged_parent_commit_id=publish.merged_parent,
             created_at=publish.created_at,
+            actor_id=publish.actor,
         )
         chained.append(commit)
         parent = commit.graph_commit_id
@@ -287,6 +289,29 @@ def read_commits(storage: Storage, branch: str = layout.MAIN) -> list[Commit]:
             return _with_actors(storage, _chosen(raw))
         limit = fork.version
         name = fork.parent
+
+
+def complete(storage: Storage, branch: str, version: int) -> list[Commit]:
+    """Return a branch's lineage up to a version, with the publishes that have no row yet.
+
+    Writes nothing. A publish is without a row only as long as nobody published after a writer that
+    died (PROTOCOL 30), so the gap is at the end of a branch, or just below a fork.
+
+    Raises:
+        BranchNotFoundError: the graph has no such branch.
+        StorageError: the store failed.
+    """
+    return _filled(storage, branch, version, read_commits(storage, branch))
+
+
+def _filled(storage: Storage, branch: str, version: int, known: list[Commit]) -> list[Commit]:
+    fork = fork_of(storage, branch)
+    line = [] if fork is None else _filled(storage, fork.parent, min(fork.version, version), known)
+    own = [c for c in known if c.branch == branch and c.manifest_version <= version]
+    after = own[-1].manifest_version if own else fork.version if fork else 0
+    line += own
+    missing = publishes_between(storage, branch, after, version + 1)
+    return line + _chained(branch, missing, line[-1] if line else None)
 
 
 def find_commit(storage: Storage, commit_id: str) -> Commit | None:

@@ -44,12 +44,16 @@ _KEEP_ROWS = frozenset(
 
 @dataclass(frozen=True)
 class PublishedVersion:
-    """A publish as `__manifest` tells it: its id, its time (UTC, without zone), and who wrote."""
+    """A publish as `__manifest` tells it: its id, its time (UTC, without zone), and who wrote.
+
+    `merged_parent` is the commit that it merged in, if it is a merge.
+    """
 
     graph_version: int
     publish_id: str
     created_at: datetime
     actor: str | None
+    merged_parent: str | None = None
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,9 @@ def _published(manifest: LanceDataset, version: int) -> PublishedVersion | None:
         token = transaction.uuid.encode()
     ours = _ours(at_version, new)
     publish_id = ours.get("publish_id") or _derived_id(token)
-    return PublishedVersion(version, publish_id, _time_of(at_version), ours.get("actor"))
+    return PublishedVersion(
+        version, publish_id, _time_of(at_version), ours.get("actor"), ours.get("merged_parent")
+    )
 
 
 def _derived_id(token: bytes) -> str:

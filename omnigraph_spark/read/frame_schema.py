@@ -8,7 +8,7 @@ Spark hands back (a user's, or the one given before) once per planned scan.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -139,7 +139,7 @@ class _Frame:
     ) -> None:
         self.whole_graph = whole_graph
         tables = {
-            key: _table_struct(key, _chosen(schema, whole_graph, wanted), engine)
+            key: table_struct(key, _chosen(schema, whole_graph, wanted), engine)
             for key, schema in schemas.items()
         }
         if whole_graph:
@@ -207,8 +207,14 @@ def _chosen(schema: pa.Schema, whole_graph: bool, wanted: Collection[str] | None
     return [f for f in schema if f.name in wanted or f"{f.name}__" in roots]
 
 
-def _table_struct(key: str, fields: list[pa.Field], engine: EngineSchema | None) -> StructType:
-    """Return a table's frame; writes to edges and keyed nodes may leave `id` out (DESIGN 2)."""
+def table_struct(
+    key: str, fields: Iterable[pa.Field], engine: EngineSchema | None = None
+) -> StructType:
+    """Return a table's frame; writes to edges and keyed nodes may leave `id` out (DESIGN 2).
+
+    Raises:
+        SchemaMismatchError: Spark has no type for a column.
+    """
     kind, name = layout.split_table_key(key)
     node = None if engine is None or kind != layout.NODE else engine.nodes.get(name)
     edge = None if engine is None or kind != layout.EDGE else engine.edges.get(name)

@@ -89,6 +89,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         ("type", _TEXT, False),
         ("columns", pa.list_(pa.field("element", _TEXT, False)), False),
         ("rows_indexed", _NUMBER, True),
+        ("rows_not_indexed", _NUMBER, True),
         ("size", _NUMBER, True),
     ),
 }
@@ -119,12 +120,11 @@ def _tables(_storage: Storage, snapshot: Snapshot) -> Iterator[dict[str, Any]]:
 
 
 def _history(storage: Storage, snapshot: Snapshot) -> Iterator[dict[str, Any]]:
-    """Yield the commits up to the snapshot, newest first, with what their version rows tell."""
-    lineage = [
-        commit
-        for commit in commits.read_commits(storage, snapshot.branch)
-        if commit.manifest_version <= snapshot.graph_version
-    ]
+    """Yield the commits up to the snapshot, newest first, with what their version rows tell.
+
+    Publishes that have no row in the lineage yet are told like the others (PROTOCOL 30).
+    """
+    lineage = commits.complete(storage, snapshot.branch, snapshot.graph_version)
     told = read_notes(storage, snapshot)
     for commit in reversed(lineage):
         version = commit.manifest_version
@@ -195,13 +195,16 @@ def _indexes(storage: Storage, snapshot: Snapshot) -> Iterator[dict[str, Any]]:
     for key, dataset in _branch_datasets(storage, snapshot):
         with translated(f"Reading the indexes of {key}"):
             described = dataset.describe_indices()
+            live = {one.fragment_id: one.count_rows() for one in dataset.get_fragments()}
         for index in described:
+            covered = {int(n) for segment in index.segments for n in segment.fragment_ids or ()}
             yield {
                 "table_key": key,
                 "name": index.name,
                 "type": index.index_type,
                 "columns": list(index.field_names),
-                "rows_indexed": index.num_rows_indexed,
+                "rows_indexed": sum(rows for n, rows in live.items() if n in covered),
+                "rows_not_indexed": sum(rows for n, rows in live.items() if n not in covered),
                 "size": index.total_size_bytes,
             }
 

@@ -6,12 +6,13 @@ import os
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from omnigraph_spark.errors import StorageError
 from omnigraph_spark.read.plan import Scan
 from omnigraph_spark.relocation import open_for_reading
 from omnigraph_spark.storage import Storage
 
 if TYPE_CHECKING:
-    from lance import LanceDataset
+    from lance import LanceDataset, LanceFragment
 
 _MOST = 64
 _open: OrderedDict[tuple[object, ...], LanceDataset] = OrderedDict()
@@ -35,3 +36,21 @@ def opened(storage: Storage, scan: Scan) -> LanceDataset:
     while len(_open) > _MOST:
         _open.popitem(last=False)
     return dataset
+
+
+def fragments_of(dataset: LanceDataset, scan: Scan) -> list[LanceFragment]:
+    """Return the fragments of a scan.
+
+    Raises:
+        StorageError: the dataset hasn't got one of them.
+    """
+    found = [dataset.get_fragment(number) for number in scan.fragments]
+    there = [fragment for fragment in found if fragment is not None]
+    if len(there) < len(found):
+        raise StorageError(
+            f"{scan.table_key} is another dataset than the one that was planned",
+            expected=f"fragments {list(scan.fragments)[:20]}",
+            found=f"{len(there)} of them",
+            hint="Load the frame again",
+        )
+    return there

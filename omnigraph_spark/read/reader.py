@@ -23,11 +23,11 @@ from omnigraph_spark.options import ReadOptions
 from omnigraph_spark.read import filters, plan, user_filter
 from omnigraph_spark.read.batch_size import BATCH_BYTES, batch_rows
 from omnigraph_spark.read.frame_schema import FrameColumns
-from omnigraph_spark.read.open_datasets import opened
+from omnigraph_spark.read.open_datasets import fragments_of, opened
 from omnigraph_spark.storage import Storage
 
 if TYPE_CHECKING:
-    from lance import LanceDataset, LanceFragment
+    from lance import LanceDataset
     from pyspark.sql.types import StructType
 
 
@@ -156,7 +156,7 @@ class OmnigraphReader(DataSourceReader):
                 first = scan.fragments[0] << 32
                 where = _both(where, f"_rowaddr >= {first + start} AND _rowaddr < {first + end}")
         rows = self._options.batch_size
-        fragments = _fragments(dataset, scan)
+        fragments = fragments_of(dataset, scan)
         return dataset.scanner(
             columns=names or ["_rowid"],
             filter=where,
@@ -204,19 +204,6 @@ class _PushFilters:
 
     def __call__(self, spark_filters: list[Any]) -> Iterable[Any]:
         return self._reader.push(spark_filters)
-
-
-def _fragments(dataset: LanceDataset, scan: plan.Scan) -> list[LanceFragment]:
-    found = [dataset.get_fragment(number) for number in scan.fragments]
-    there = [fragment for fragment in found if fragment is not None]
-    if len(there) < len(found):
-        raise StorageError(
-            f"{scan.table_key} is another dataset than the one that was planned",
-            expected=f"fragments {list(scan.fragments)[:20]}",
-            found=f"{len(there)} of them",
-            hint="Load the frame again",
-        )
-    return there
 
 
 def _both(left: str | None, right: str | None) -> str | None:

@@ -20,6 +20,8 @@ import pyarrow as pa
 
 from omnigraph_spark import layout
 from omnigraph_spark.errors import OmnigraphError, PublishOutcomeUnknown, UnsupportedError
+from omnigraph_spark.integrity.rules import Integrity
+from omnigraph_spark.progress import Progress
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write import stage
 from omnigraph_spark.write.commit import Committed, abort, commit
@@ -42,6 +44,7 @@ def describe(plan: WritePlan, key: str) -> str:
         "mode": plan.mode,
         "target": {**asdict(replace(target, schema=None)), "schema": schema},
         "settings": asdict(plan.settings),
+        "integrity": plan.integrity.to_json(),
     }
     return json.dumps(plain, separators=(",", ":"))
 
@@ -50,6 +53,8 @@ def restored(storage: Storage, text: str) -> WritePlan:
     """Return the plan of one table that `describe` wrote."""
     plain = json.loads(text)
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(plain["target"].pop("schema"))))
+    for name in ("added", "renamed"):
+        plain["target"][name] = tuple(plain["target"][name])
     target = TableTarget(**plain["target"], schema=schema)
     return WritePlan(
         storage=storage,
@@ -58,6 +63,7 @@ def restored(storage: Storage, text: str) -> WritePlan:
         mode=plain["mode"],
         targets={target.table_key: target},
         settings=Settings(**plain["settings"]),
+        integrity=Integrity.of_json(plain["integrity"]),
     )
 
 
@@ -84,8 +90,10 @@ def write_all(plan: WritePlan, stage_table: Callable[[str, str], None]) -> Commi
             it is a `PublishOutcomeUnknown`.
     """
     try:
-        staged = _staged(plan, stage_table)
-        done = commit(plan, staged)
+        with Progress("write", len(plan.targets) + 1) as progress:
+            staged = _staged(plan, stage_table, progress)
+            done = commit(plan, staged)
+            progress.step("published")
     except PublishOutcomeUnknown:
         raise
     except BaseException:
@@ -95,12 +103,15 @@ def write_all(plan: WritePlan, stage_table: Callable[[str, str], None]) -> Commi
     return done
 
 
-def _staged(plan: WritePlan, stage_table: Callable[[str, str], None]) -> list[StagedTable]:
+def _staged(
+    plan: WritePlan, stage_table: Callable[[str, str], None], progress: Progress
+) -> list[StagedTable]:
     staged: list[StagedTable] = []
     try:
         for key in sorted(plan.targets):
             stage_table(key, describe(plan, key))
             staged += _collect(plan, key)
+            progress.step(f"{key} is staged")
     except BaseException:
         abort(plan, staged, complete=False)
         raise

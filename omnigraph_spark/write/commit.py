@@ -16,10 +16,8 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from omnigraph_spark import engine_schema, faults, layout
-from omnigraph_spark.engine_schema.model import EngineSchema
 from omnigraph_spark.errors import (
     CommitTimeoutError,
     ExpectedVersionMismatch,
@@ -36,8 +34,12 @@ from omnigraph_spark.manifest.rows import OURS, ManifestRow, TableRow, Tombstone
 from omnigraph_spark.manifest.snapshot import Snapshot, fold, load, read_rows
 from omnigraph_spark.manifest.txn import check_txn
 from omnigraph_spark.manifest.writable import open_for_writing
-from omnigraph_spark.write import heal, staged_files
-from omnigraph_spark.write.plan import APPEND, CREATE, OVERWRITE, RESTORE, TableTarget, WritePlan
+from omnigraph_spark.write import heal, property_files, staged_files, updates
+from omnigraph_spark.write.commit_check import CommitCheck
+from omnigraph_spark.write.guards import KEEPS_IDS, untouched_guards
+from omnigraph_spark.write.matches import changed_rows
+from omnigraph_spark.write.plan import CREATE, OVERWRITE, RESTORE, TableTarget, WritePlan
+from omnigraph_spark.write.publish_marks import marks
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_commit import (
     Moved,
@@ -76,6 +78,7 @@ def commit(plan: WritePlan, staged: Iterable[StagedTable]) -> Committed:
         CommitTimeoutError: others published first until `commitTimeoutSeconds` ran out.
         PublishOutcomeUnknown: the store never said; nothing was deleted.
         SchemaMismatchError: a table's schema changed since the fragments were staged.
+        IntegrityError: rows break a rule that the write checks; nothing was published.
         TableNotFoundError: a table was dropped meanwhile.
         RecoveryPendingError, UnsupportedManifestVersion: the graph can't be written now.
         OptionError: some tables of the write have its `txnVersion` and some don't.
@@ -83,7 +86,8 @@ def commit(plan: WritePlan, staged: Iterable[StagedTable]) -> Committed:
     """
     faults.point("commit.entered")
     by_table = _by_table(plan, staged)
-    touched = [key for key in sorted(plan.targets) if _is_touched(plan, key, by_table)]
+    updates.refuse_doubles(plan, by_table)
+    touched = _touched(plan, by_table)
     if layout.lance_branch(plan.branch) is None:
         init.init_graph(plan.storage)
     if not touched and not plan.dropped:
@@ -113,10 +117,15 @@ def _by_table(plan: WritePlan, staged: Iterable[StagedTable]) -> dict[str, list[
     return grouped
 
 
+def _touched(plan: WritePlan, by_table: Mapping[str, Sequence[StagedTable]]) -> tuple[str, ...]:
+    return tuple(key for key in sorted(plan.targets) if _is_touched(plan, key, by_table))
+
+
 def _is_touched(plan: WritePlan, key: str, by_table: Mapping[str, Sequence[StagedTable]]) -> bool:
     """Tell whether a table gets a new version: it has rows, is listed, or gets a txn mark."""
-    has_rows = any(one.fragments for one in by_table[key])
-    listed = plan.targets[key].mode in (OVERWRITE, CREATE, RESTORE)
+    target = plan.targets[key]
+    has_rows = any(one.fragments or changed_rows(one.matches) for one in by_table[key])
+    listed = bool(target.added or target.renamed) or target.mode in (OVERWRITE, CREATE, RESTORE)
     return has_rows or listed or plan.txn is not None
 
 
@@ -124,17 +133,19 @@ class _Write:
     """The rounds of one write, from its first snapshot to its publish or its failure."""
 
     def __init__(
-        self, plan: WritePlan, by_table: Mapping[str, list[StagedTable]], touched: Sequence[str]
+        self, plan: WritePlan, by_table: Mapping[str, list[StagedTable]], touched: tuple[str, ...]
     ) -> None:
         self._plan = plan
         self._by_table = by_table
-        self._touched = tuple(touched)
+        self._asked: tuple[WritePlan, Mapping[str, list[StagedTable]]] = (plan, by_table)
+        self._touched = touched
         self._round = Round(
             plan.storage,
             plan.publish_id,
             plan.settings.orphan_grace_seconds,
             lambda: load(plan.storage, plan.branch),
         )
+        self._check = CommitCheck(plan, by_table)
         self._run_started = False
         self._tables_tried = False
 
@@ -182,7 +193,7 @@ class _Write:
         """
         if isinstance(error, ExpectedVersionMismatch):
             return error.table_key not in self._plan.expected
-        return self._plan.mode == APPEND or not self._plan.expected
+        return self._plan.mode in KEEPS_IDS or not self._plan.expected
 
     def _once(self, heartbeat: Heartbeat) -> Published:
         """Do one round, from a fresh snapshot to the publish."""
@@ -199,6 +210,9 @@ class _Write:
             self._round.files_used = True
             return Published(version, skipped=True)
         self._check_expected(snapshot)
+        if not self._is_matched(snapshot):
+            return Published(version, skipped=True)
+        plan = self._plan
         if not self._run_started:  # in later rounds `resolve_dead` sees them
             crash_records.refuse_foreign(plan.storage, plan.settings.orphan_grace_seconds)
         branch = layout.lance_branch(plan.branch)
@@ -212,8 +226,19 @@ class _Write:
         self._start_run(version)
         if heal.resolve_dead(self._round, plan.settings.orphan_grace_seconds):
             raise StartOver("dead writes were rolled back")
+        self._check.run(snapshot, self._touched)
         engine_schema.add_types(plan.storage, plan.new_types)
         return self._commit_tables(snapshot)
+
+    def _is_matched(self, snapshot: Snapshot) -> bool:
+        """Match what is replaced or deleted to what is published now; False: nothing is to do."""
+        self._asked = updates.matched(*self._asked, snapshot) or self._asked
+        plan, by_table = updates.for_round(*self._asked, snapshot)
+        if plan is not self._plan:
+            self._plan, self._by_table = plan, by_table
+            self._check = CommitCheck(self._plan, self._by_table)
+            self._touched = _touched(self._plan, self._by_table)
+        return bool(self._touched or self._plan.dropped)
 
     def _commit_tables(self, snapshot: Snapshot) -> Published:
         plan = self._plan
@@ -230,8 +255,10 @@ class _Write:
                         entry,
                         snapshot.floors.get(key, 0),
                         self._by_table[key],
+                        self._check.bad(key),
                     )
                 )
+                _log.info("write %s: %s is at %d", plan.publish_id, key, moved[-1].version)
                 faults.point(f"commit.table_{number if number <= 3 else 'n'}")
             faults.point("commit.tables_done")
             request = self._request(snapshot, moved)
@@ -242,6 +269,7 @@ class _Write:
         except (StartOver, OmnigraphError):
             quietly_put_back(self._round, moved, {k: t.schema for k, t in plan.targets.items()})
             raise
+        _log.info("write %s: graph version %d", plan.publish_id, published.graph_version)
         faults.point("commit.after_publish")
         return published
 
@@ -261,17 +289,7 @@ class _Write:
 
     def _request(self, snapshot: Snapshot, moved: Sequence[Moved]) -> Publish:
         plan = self._plan
-        ours: dict[str, Any] = {"publish_id": plan.publish_id, "mode": plan.mode}
-        if plan.txn is not None:
-            ours["txn"] = list(plan.txn)
-        if plan.user_metadata is not None:
-            ours["user_metadata"] = plan.user_metadata
-        if plan.actor is not None:
-            ours["actor"] = plan.actor
-        if plan.unchecked:
-            ours["unchecked"] = True
-        if plan.merged_parent is not None:
-            ours["merged_parent"] = plan.merged_parent
+        ours = marks(plan)
         changes: list[ManifestRow] = []
         for one in moved:
             if one.table_key not in snapshot.locations:
@@ -279,7 +297,7 @@ class _Write:
             changes += one.rows(manifest_metadata(self._round, one), ours)
         for key in plan.dropped:
             changes.append(TombstoneRow(key, snapshot.floors[key], {OURS: ours}))
-        guards = self._guards(snapshot)
+        guards = untouched_guards(plan, snapshot, self._touched)
         found = {key: snapshot.version(key) for key in guards}
         before = {one.table_key: one.before for one in moved}
         edges = frozenset(key for key in (*snapshot.tables, *self._touched) if layout.is_edge(key))
@@ -287,31 +305,13 @@ class _Write:
             branch=plan.branch,
             publish_id=plan.publish_id,
             changes=tuple(changes),
-            expected={**found, **before, **self._expected()},
+            expected={**self._check.verdict.read, **found, **before, **self._expected()},
             guards=guards | frozenset(plan.expected),
-            edge_tables=None if plan.mode == APPEND else edges,
+            edge_tables=None if plan.mode in KEEPS_IDS else edges,
             txn=plan.txn,
             retries=plan.settings.commit_retries,
             branch_identifier=plan.branch_identifier,
         )
-
-    def _guards(self, snapshot: Snapshot) -> frozenset[str]:
-        """Return the untouched tables whose publishes must collide with this one (DESIGN 5)."""
-        plan = self._plan
-        created = [key for key in self._touched if key not in snapshot.tables]
-        replaced = plan.mode != APPEND
-        gone = {*self._touched, *plan.dropped}
-        if not replaced and not any(layout.is_edge(key) for key in created):
-            return frozenset()
-        schema = engine_schema.read(plan.storage) or EngineSchema()
-        guards: set[str] = set()
-        for edge in schema.edges.values():
-            ends = {layout.table_key(layout.NODE, end) for end in (edge.source, edge.target)}
-            if edge.table_key in created:
-                guards |= ends
-            if replaced and ends & gone:
-                guards.add(edge.table_key)
-        return frozenset(key for key in guards if key in snapshot.tables)
 
     def _expected(self) -> dict[str, int]:
         """Return the plan's expectations, moved on where this write rolled a dead one back."""
@@ -346,6 +346,7 @@ class _Write:
         """Write lineage and tidy up; the write is done whatever happens here."""
         plan = self._plan
         if not published.skipped:
+            self._tidy(lambda: property_files.name_added(plan.storage, plan.new_properties))
             self._tidy(
                 lambda: commits.record_publish(
                     plan.storage,

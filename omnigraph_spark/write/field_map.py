@@ -19,17 +19,18 @@ FieldMap = tuple[tuple[str, int, str, bool], ...]
 
 def of_dataset(dataset: Any) -> FieldMap:
     """Return the field map of an opened Lance dataset."""
-    return _walk(dataset.lance_schema)
+    return of_schema(dataset.lance_schema)
 
 
 def of_new(schema: pa.Schema) -> FieldMap:
     """Return the field map that Lance gives a dataset that is created with `schema`."""
     from lance.schema import LanceSchema
 
-    return _walk(LanceSchema.from_pyarrow(schema))
+    return of_schema(LanceSchema.from_pyarrow(schema))
 
 
-def _walk(lance_schema: Any) -> FieldMap:
+def of_schema(lance_schema: Any) -> FieldMap:
+    """Return the field map of a schema of Lance's own kind."""
     found: list[tuple[str, int, str, bool]] = []
 
     def visit(field: Any, prefix: str) -> None:

@@ -7,7 +7,7 @@ definitions, else to those that the graph has (DESIGN 2).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql.types import StringType, StructField, StructType
@@ -25,7 +25,18 @@ from omnigraph_spark.frames import Definitions
 from omnigraph_spark.manifest.snapshot import Snapshot, load
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.plan import CREATE, NewTable, TableTarget, WritePlan, head, plan_write
+from omnigraph_spark.write import merge_schema
+from omnigraph_spark.write.plan import (
+    CREATE,
+    DELETE,
+    MERGE,
+    OVERWRITE,
+    NewTable,
+    TableTarget,
+    WritePlan,
+    head,
+    plan_write,
+)
 from omnigraph_spark.write.routing import Routing
 
 _ENDS = ("src", "dst")
@@ -148,7 +159,7 @@ def _plan_tables(
     _refuse_unwritten(options, written)
     new = {
         key: _new_table(key, definitions[key], options, known)
-        if key in definitions and key not in snapshot.tables
+        if key in definitions and key not in snapshot.tables and options.mode != DELETE
         else None
         for key in written
     }
@@ -157,10 +168,17 @@ def _plan_tables(
         {} if options.last_writer_wins else _versions_read(storage, options, schemas, written)
     )
     plan = plan_write(storage, options, new, versions)
+    if options.merge_schema:
+        given = {key: schema for key, schema in written.items() if schema is not None}
+        plan = merge_schema.widened(plan, options, {**definitions, **given})
     for key, schema in written.items():
         if schema is not None:
             _check(schema, plan.targets[key])
-    return plan
+    made = frozenset(
+        key for key, schema in written.items() if schema is not None and "id" not in schema.names
+    )
+    edges = frozenset(key for key in made if layout.is_edge(key))
+    return replace(plan, integrity=replace(plan.integrity, made_ids=edges))
 
 
 def _table_key(snapshot: Snapshot, name: str) -> str:
@@ -190,7 +208,30 @@ def _refuse_unwritten(options: WriteOptions, written: Collection[str]) -> None:
 
 def _check(schema: StructType, target: TableTarget) -> None:
     may_lack = ("id",) if target.key is not None or layout.is_edge(target.table_key) else ()
+    if target.mode == DELETE:
+        _check_has_id(schema, target)
+        schema = StructType([field for field in schema.fields if field.name == "id"])
+        may_lack = tuple(target.schema.names)
+    if target.mode == MERGE:
+        _check_has_id(schema, target)
+        may_lack = tuple(target.schema.names)
     arrow_types.check_frame(schema, target.schema, target.table_key, may_lack)
+
+
+def _check_has_id(schema: StructType, target: TableTarget) -> None:
+    """Refuse an upsert's frame without `id`, but where a key of the table stands for it."""
+    if "id" in schema.names or target.key in schema.names:
+        return
+    raise IntegrityError(
+        f"The frame for {target.table_key} lacks column id, by which rows are found",
+        expected="id STRING" if target.key is None else f"id STRING, or the key {target.key}",
+        found=", ".join(schema.names)[:300],
+        hint="Add the column id",
+        table_key=target.table_key,
+        rule="not null",
+        samples=[],
+        column="id",
+    )
 
 
 # --- new tables ----------------------------------------------------------------------------------
@@ -317,7 +358,7 @@ def _versions_read(
     schemas: Collection[StructType],
     written: Collection[str],
 ) -> dict[str, int]:
-    """Return the table versions that an overwrite's frames were read from (DESIGN 5, last point).
+    """Return the table versions that an overwrite's or upsert's frames were read from (DESIGN 5).
 
     The lowest graph version that the fields name counts. A graph that was moved since has another
     name, and nothing is expected then.
@@ -328,7 +369,7 @@ def _versions_read(
         for mark in field_metadata.read_marks(schema)
         if mark.graph == storage.root and mark.branch == options.branch
     ]
-    if not marks or options.mode != "overwrite":
+    if not marks or options.mode not in (OVERWRITE, MERGE, DELETE):
         return {}
     lowest: ReadMark = min(marks, key=lambda mark: mark.version)
     snapshot = load(storage, options.branch, lowest.version)

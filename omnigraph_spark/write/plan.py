@@ -18,10 +18,11 @@ from omnigraph_spark.engine_schema.model import (
     EdgeType,
     EngineSchema,
     NodeType,
+    Property,
     of_arrow,
     table_schema,
 )
-from omnigraph_spark.engine_types import EngineType
+from omnigraph_spark.engine_types import EngineType, is_blob
 from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
     GraphNotFoundError,
@@ -32,6 +33,8 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.history import crash_records
 from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.integrity import rules
+from omnigraph_spark.integrity.rules import Integrity
 from omnigraph_spark.manifest import migrations
 from omnigraph_spark.manifest.snapshot import (
     Snapshot,
@@ -44,12 +47,16 @@ from omnigraph_spark.manifest.snapshot import (
 )
 from omnigraph_spark.manifest.writable import branch_identifier, refuse_moved
 from omnigraph_spark.options import WriteOptions
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import Storage, normalize_root
 
 APPEND = "append"
 OVERWRITE = "overwrite"
 CREATE = "create"
 RESTORE = "restore"
+ALTER = "alter"
+MERGE = "merge"
+DELETE = "delete"
+CASCADE = "cascade"
 _NO_BRANCH = -1
 """Graph version of a branch that isn't made yet."""
 
@@ -75,6 +82,8 @@ class TableTarget:
 
     `table_branch` is the Lance branch that is written to: the graph branch's name, None for `main`.
     `restore_to` is the version of that line whose content the table gets again, without new files.
+    `added` are the columns of `schema` that the table lacked at the plan; they come last.
+    `renamed` maps columns to their new names, and those that are dropped to None.
     """
 
     table_key: str
@@ -85,6 +94,8 @@ class TableTarget:
     schema: pa.Schema
     key: str | None = None
     restore_to: int | None = None
+    added: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,8 +127,8 @@ class WritePlan:
     `expected` are the versions that must still be the published ones at the commit, in every round:
     the caller's, the ones the frame was read from, and, for an overwrite, the ones it was planned
     on. `dropped` are tables that get a tombstone; `merged_parent` is the commit that a merge brings
-    in. `unchecked` says that an overwrite knew, of a table it replaces, no version to expect but
-    the head's.
+    in; `new_properties` are what the schema files learn of added columns. `unchecked` says that an
+    overwrite knew, of a table it replaces, no version to expect but the head's.
     """
 
     storage: Storage
@@ -135,6 +146,9 @@ class WritePlan:
     dropped: tuple[str, ...] = ()
     merged_parent: str | None = None
     settings: Settings = field(default_factory=Settings)
+    on_delete: str = "restrict"
+    integrity: Integrity = field(default_factory=Integrity)
+    new_properties: Mapping[str, tuple[Property, ...]] = field(default_factory=dict)
 
 
 def plan_write(
@@ -159,6 +173,16 @@ def plan_write(
         OptionError, SchemaMismatchError, UnsupportedError: what the frame asks for can't be done.
         StorageError: the store failed.
     """
+    if options.mode in (MERGE, DELETE) and options.bad_records_path is not None:
+        raise UnsupportedError(
+            f"badRecordsPath doesn't go with writeMode {options.mode}",
+            hint="Leave it out, and sort the bad rows out before the write",
+        )
+    if options.mode in (MERGE, DELETE) and options.merge_schema:
+        raise UnsupportedError(
+            f"mergeSchema doesn't go with writeMode {options.mode}",
+            hint="Add the properties with an append first",
+        )
     snapshot = head(storage, options)
     schema = engine_schema.read(storage) or EngineSchema()
     targets = {
@@ -168,6 +192,12 @@ def plan_write(
     expected = _expected(options, snapshot, targets, read_versions or {})
     new_types = _new_types(snapshot, tables, targets)
     engine_schema.types_to_add(schema, new_types)  # refuses now what the commit would refuse
+    integrity = rules.of_write(
+        options.integrity,
+        options.bad_records_path and normalize_root(options.bad_records_path),
+        schema.with_types(new_types),
+        targets,
+    )
     if options.branch_from is not None and snapshot.graph_version == _NO_BRANCH:
         manage.ensure_branch(storage, options.branch, refs.named(storage, options.branch_from))
         return plan_write(storage, options, tables, read_versions)
@@ -192,6 +222,8 @@ def plan_write(
         if layout.lance_branch(options.branch) is None
         else branch_identifier(open_main(storage), options.branch),
         settings=Settings.of(options),
+        on_delete=options.on_delete,
+        integrity=integrity,
     )
 
 
@@ -338,6 +370,12 @@ def _expected(
         for key, version in read_versions.items():
             if key in targets:
                 expected[key] = min(version, expected[key])
+    if options.mode in (MERGE, DELETE):
+        expected = {key: read_versions[key] for key in targets if key in read_versions}
+        for key, target in targets.items():
+            # Staged blobs can't be read again, as a round that is lost to another write would.
+            if target.mode == MERGE and any(is_blob(field) for field in target.schema):
+                expected.setdefault(key, target.version)
     for key, version in options.expected_table_versions.items():
         layout.split_table_key(key)
         expected[key] = version

@@ -5,7 +5,7 @@ Runs on executors, once per batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,7 +16,8 @@ from omnigraph_spark.arrow_write import to_table_batch
 from omnigraph_spark.errors import IntegrityError
 from omnigraph_spark.frame_batches import Ownership
 from omnigraph_spark.ids import ulids
-from omnigraph_spark.write.plan import TableTarget
+from omnigraph_spark.integrity.screen import Screen
+from omnigraph_spark.write.plan import DELETE, MERGE, TableTarget
 
 _SAMPLES = 5
 
@@ -33,13 +34,19 @@ class Routing:
 
 
 def route(
-    routing: Routing, targets: Mapping[str, TableTarget], batches: Iterable[pa.RecordBatch]
+    routing: Routing,
+    targets: Mapping[str, TableTarget],
+    batches: Iterable[pa.RecordBatch],
+    screen: Screen | None = None,
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield (table key, rows in exactly the table's Arrow schema) for the batches of a task.
 
+    `screen` looks at the rows on their way (rules of values); it is closed behind the last one.
+
     Raises:
-        IntegrityError: a null `_table`, a null where the table allows none, or an `id` that isn't
-            its row's key.
+        IntegrityError: a null `_table`, a null where the table allows none, an `id` that isn't its
+            row's key, or a value that breaks a rule of the table.
+        StorageError: bad records can't be set aside.
         SchemaMismatchError: a table that the write doesn't know, a value in a column that the row's
             table doesn't have, or one that doesn't fit its column exactly.
     """
@@ -52,8 +59,28 @@ def route(
         else:
             parts = frame_batches.route(batch, routing.ownership or {})
         for key, rows in parts:
-            filled = _with_ids(rows, targets[key])
-            yield key, to_table_batch(filled, targets[key].schema, key)
+            target = targets[key]
+            if target.mode == DELETE:
+                ids = rows.select(["id"]) if "id" in rows.schema.names else _with_ids(rows, target)
+                if layout.is_edge(key) and ids.column("id").null_count:
+                    raise _edge_without_id(target)
+                only = pa.schema([target.schema.field("id")])
+                yield key, to_table_batch(ids.select(["id"]), only, key)
+                continue
+            if screen is not None:
+                rows = screen.incoming(rows, target.schema, key, target.key)
+            filled = _with_ids(rows, target)
+            made = to_table_batch(filled, _written(target, filled.schema.names), key)
+            yield key, made if screen is None else screen.outgoing(made, key)
+    if screen is not None:
+        screen.close()
+
+
+def _written(target: TableTarget, names: Sequence[str]) -> pa.Schema:
+    """Return the columns that rows are staged in: an upsert's are those that the frame brings."""
+    if target.mode != MERGE:
+        return target.schema
+    return pa.schema([field for field in target.schema if field.name in names])
 
 
 def _with_ids(rows: pa.RecordBatch, target: TableTarget) -> pa.RecordBatch:
@@ -64,6 +91,8 @@ def _with_ids(rows: pa.RecordBatch, target: TableTarget) -> pa.RecordBatch:
     if layout.is_edge(target.table_key):
         if not missing:
             return rows
+        if target.mode == MERGE:
+            raise _edge_without_id(target)
         made = ulids(rows.num_rows)
         return _put_ids(rows, made if given is None else pc.if_else(given.is_null(), made, given))
     if target.key is None or target.key not in known:
@@ -73,6 +102,19 @@ def _with_ids(rows: pa.RecordBatch, target: TableTarget) -> pa.RecordBatch:
         return _put_ids(rows, key)
     _refuse_other_ids(given, key, target)
     return _put_ids(rows, pc.if_else(given.is_null(), key, given)) if missing else rows
+
+
+def _edge_without_id(target: TableTarget) -> IntegrityError:
+    return IntegrityError(
+        f"An edge of {target.table_key} without id: it can't be told which edge it is",
+        expected="an id in every row",
+        found="null",
+        hint="Add the column id; an append alone makes ids",
+        table_key=target.table_key,
+        rule="not null",
+        samples=[],
+        column="id",
+    )
 
 
 def _refuse_other_ids(given: pa.Array, key: pa.Array, target: TableTarget) -> None:

@@ -7,6 +7,7 @@ fails leaves unreferenced data files behind, which `abort` or cleanup removes.
 
 from __future__ import annotations
 
+import itertools
 import json
 import queue
 import threading
@@ -18,9 +19,10 @@ import pyarrow as pa
 
 from omnigraph_spark import faults
 from omnigraph_spark.lance_errors import translated
-from omnigraph_spark.write import field_map
+from omnigraph_spark.write import column_numbers, field_map, upsert
 from omnigraph_spark.write.field_map import FieldMap
-from omnigraph_spark.write.plan import CREATE, TableTarget, WritePlan
+from omnigraph_spark.write.matches import Match
+from omnigraph_spark.write.plan import CREATE, DELETE, MERGE, TableTarget, WritePlan
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -32,13 +34,19 @@ _CHUNK_ROWS = 65_536
 
 @dataclass(frozen=True)
 class StagedTable:
-    """The fragments that one task wrote for one table."""
+    """The fragments that one task wrote for one table.
+
+    An upsert's also name the stored rows that they replace (`matches`) and the columns that its
+    frame brought.
+    """
 
     table_key: str
     fragments: tuple[dict[str, Any], ...]
     rows: int
     bytes: int
     fields: FieldMap
+    matches: tuple[Match, ...] = ()
+    columns: tuple[str, ...] = ()
 
 
 def to_json(staged: Iterable[StagedTable]) -> str:
@@ -55,6 +63,8 @@ def from_json(text: str) -> list[StagedTable]:
             rows=one["rows"],
             bytes=one["bytes"],
             fields=tuple((f[0], f[1], f[2], f[3]) for f in one["fields"]),
+            matches=tuple(Match(**match) for match in one["matches"]),
+            columns=tuple(one["columns"]),
         )
         for one in json.loads(text)
     ]
@@ -77,27 +87,70 @@ def stage(plan: WritePlan, batches: Iterable[tuple[str, pa.RecordBatch]]) -> lis
     else:
         staged = _stage_many(plan, batches)
     faults.point("stage.done")
-    return [one for one in staged if one.fragments]
+    return [one for one in staged if one.fragments or one.matches]
 
 
 def _stage_one(
     plan: WritePlan, target: TableTarget, batches: Iterator[pa.RecordBatch]
 ) -> StagedTable:
     """Stream batches into the fragments of one table; a table without rows writes no file."""
+    first = next((b for b in batches if b.num_rows), None)
+    if first is None:
+        return StagedTable(target.table_key, (), 0, 0, ())
+    batches = itertools.chain((first,), batches)
+    if target.mode in (MERGE, DELETE):
+        return restage(plan, target, batches)
+    destination, written, fields = _destination(plan, target)
+    fragments, rows, size = _write(plan, target, destination, batches)
+    numbered = tuple(column_numbers.renumbered(fragments, written, fields))
+    return StagedTable(target.table_key, numbered, rows, size, fields)
+
+
+def restage(plan: WritePlan, target: TableTarget, batches: Iterable[pa.RecordBatch]) -> StagedTable:
+    """Stage an upsert's or a delete's rows of one table against the version that `target` names.
+
+    Raises:
+        IntegrityError: a key comes twice, or a new row lacks what may not be null.
+        StorageError: the store failed; files written so far stay unreferenced.
+    """
+    dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
+    if target.mode == DELETE:
+        done = upsert.stage_delete(dataset, batches)
+    else:
+        done = upsert.stage_upsert(
+            target, dataset, batches, lambda rows: _write(plan, target, dataset, rows)
+        )
+    return StagedTable(
+        target.table_key,
+        done.fragments,
+        done.rows,
+        done.bytes,
+        field_map.of_dataset(dataset),
+        done.matches,
+        done.columns,
+    )
+
+
+def _write(
+    plan: WritePlan,
+    target: TableTarget,
+    destination: LanceDataset | str,
+    batches: Iterator[pa.RecordBatch],
+) -> upsert.Written:
+    """Write batches as fragments; no rows make no file."""
     from lance.fragment import write_fragments
 
     first = next((b for b in batches if b.num_rows), None)
     if first is None:
-        return StagedTable(target.table_key, (), 0, 0, ())
+        return [], 0, 0
     counted = _Counted(first, batches)
     reader = pa.RecordBatchReader.from_batches(first.schema, iter(counted))
-    destination, fields = _destination(plan, target)
     try:
         with translated(f"Writing fragments of {target.table_key}"):
             fragments = write_fragments(
                 reader,
                 destination,
-                mode="overwrite" if target.mode == CREATE else "append",
+                mode="overwrite" if isinstance(destination, str) else "append",
                 max_rows_per_file=plan.settings.max_rows_per_file,
                 max_bytes_per_file=plan.settings.max_bytes_per_file,
                 data_storage_version=DATA_STORAGE_VERSION,
@@ -107,13 +160,7 @@ def _stage_one(
     finally:
         if counted.error is not None:
             raise counted.error
-    return StagedTable(
-        target.table_key,
-        tuple(_fragment_json(fragment) for fragment in fragments),
-        counted.rows,
-        counted.bytes,
-        fields,
-    )
+    return [_fragment_json(fragment) for fragment in fragments], counted.rows, counted.bytes
 
 
 class _Counted:
@@ -145,14 +192,25 @@ class _Counted:
         return batch
 
 
-def _destination(plan: WritePlan, target: TableTarget) -> tuple[LanceDataset | str, FieldMap]:
-    """Return where Lance writes and the field map that its fragments follow."""
+def _destination(
+    plan: WritePlan, target: TableTarget
+) -> tuple[LanceDataset | str, FieldMap, FieldMap]:
+    """Return where Lance writes, the field ids that it gives, and those that fragments are to have.
+
+    They differ where the write adds columns: Lance then numbers the columns as a new table's.
+    """
+    # On a graph branch a table's first version is one of its fork, and so are its files.
+    place = plan.storage.dataset_uri(target.location, target.table_branch)
     if target.mode == CREATE:
-        # On a graph branch the table's first version is one of its fork, and so are its files.
-        place = plan.storage.dataset_uri(target.location, target.table_branch)
-        return place, field_map.of_new(target.schema)
+        fields = field_map.of_new(target.schema)
+        return place, fields, fields
     dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
-    return dataset, field_map.of_dataset(dataset)
+    if not target.added:
+        fields = field_map.of_dataset(dataset)
+        return dataset, fields, fields
+    new = [target.schema.field(name) for name in target.added]
+    planned = field_map.of_schema(column_numbers.with_columns(dataset, new))
+    return place, field_map.of_new(target.schema), planned
 
 
 def _fragment_json(fragment: Any) -> dict[str, Any]:

@@ -8,7 +8,6 @@ than the last; what is published is the last one. A round that loses puts its ta
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,21 +27,29 @@ from omnigraph_spark.lance_errors import (
 )
 from omnigraph_spark.manifest.rows import OURS, VersionRow
 from omnigraph_spark.manifest.snapshot import TableEntry
-from omnigraph_spark.write import field_map
+from omnigraph_spark.write import (
+    added_columns,
+    commit_check,
+    field_map,
+    first_indexes,
+    updates,
+)
 from omnigraph_spark.write.plan import OVERWRITE, RESTORE, TableTarget
+from omnigraph_spark.write.reshape import reshape
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_head import (
     Round,
     StartOver,
     commit,
+    contiguous,
     is_clean,
     owner_of,
     restore,
     settle,
     settle_absent,
     strip,
-    take_back,
 )
+from omnigraph_spark.write.upsert import lance_fragment
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -96,11 +103,12 @@ def commit_table(
     entry: TableEntry | None,
     floor: int,
     staged: Sequence[StagedTable],
+    bad: pa.Table | None = None,
 ) -> Moved:
     """Commit the staged fragments of one table on its pinned version.
 
     `entry` is the table in the round's snapshot, None where it has no live version; `floor` the
-    highest version or tombstone that the key ever had.
+    highest version or tombstone that the key ever had; `bad` are staged rows to leave out again.
 
     Raises:
         StartOver: somebody else was first; nothing of this table stays that another write could
@@ -110,19 +118,29 @@ def commit_table(
         StorageError: the store failed; what was committed is unpublished and healed by a later
             write.
     """
-    fragments = _fragments(staged)
+    fragments = [lance_fragment(made) for one in staged for made in one.fragments]
     added = sum(one.rows for one in staged)
     faults.point("table.before_commit")
     if target.restore_to is not None:
         dataset = _restore(round_, target, entry, floor)
+    elif target.renamed and entry is not None:
+        dataset = reshape(round_, target, entry)
     elif entry is None:
         dataset = _create(round_, target, floor, staged, fragments)
     else:
-        dataset = _extend(round_, target, entry, staged, fragments)
+        dataset = _extend(round_, target, entry, staged)
     replaced = target.mode in (OVERWRITE, RESTORE)
     faults.point("table.after_commit")
+    if bad is not None:
+        dataset = commit_check.drop_bad(dataset, staged, bad, round_, entry)
+        added -= bad.num_rows
     with translated(f"Counting the rows of {target.table_key}"):
         row_count = int(dataset.count_rows())
+    if target.restore_to is None:
+        new = first_indexes.missing(
+            target.table_key, dataset, entry.row_count if entry else 0, row_count
+        )
+        dataset = _build_indexes(dataset, new, round_, entry)
     return Moved(
         target.table_key,
         target.location,
@@ -131,7 +149,7 @@ def commit_table(
         int(dataset.version),
         row_count,
         row_count if target.restore_to is not None else added,
-        entry.row_count if entry and replaced else 0,
+        entry.row_count if entry and replaced else updates.replaced_rows(staged),
     )
 
 
@@ -204,36 +222,32 @@ def dataset_metadata(
     raise DatasetNotFoundError(f"Version {version} of {location} has no manifest file")
 
 
-def _fragments(staged: Sequence[StagedTable]) -> list[Any]:
-    from lance.fragment import FragmentMetadata
-
-    return [FragmentMetadata.from_json(json.dumps(f)) for one in staged for f in one.fragments]
-
-
 def _extend(
     round_: Round,
     target: TableTarget,
     entry: TableEntry,
     staged: Sequence[StagedTable],
-    fragments: list[Any],
 ) -> LanceDataset:
     """Append to, or overwrite, a table that has a published version."""
     from lance import LanceOperation
 
     pinned = entry.table_version
     head = strip(settle(round_, target.table_key, entry.location, target.table_branch, pinned))
-    now = field_map.of_dataset(head)
-    for one in staged:
-        field_map.check(target.table_key, one.fields, now)
-    before = int(head.version)
+    schema = added_columns.schema_with(target, head)
+    fragments = added_columns.fitted(target, staged, field_map.of_schema(schema))
     round_.files_used |= bool(fragments)
     if target.mode != OVERWRITE:
-        made = commit(head, before, LanceOperation.Append(fragments), round_.publish_id)
-        return _contiguous(made, before, round_.publish_id)
-    indexes = _indexes(head)
-    replaced = LanceOperation.Overwrite(head.lance_schema, fragments)
+        wide = added_columns.add(round_, head, schema)
+        if wide is not head and not fragments:
+            return wide
+        before = int(wide.version)
+        operation = updates.operation(wide, staged, fragments)
+        made = commit(wide, before, operation, round_.publish_id)
+        return contiguous(made, before, round_.publish_id)
+    before, indexes = int(head.version), _indexes(head)
+    replaced = LanceOperation.Overwrite(schema, fragments)
     made = commit(head, before, replaced, round_.publish_id, max_retries=0)
-    made = _contiguous(made, before, round_.publish_id)
+    made = contiguous(made, before, round_.publish_id)
     return _build_indexes(made, indexes, round_, entry)
 
 
@@ -247,18 +261,6 @@ def _restore(
         head = settle(round_, *place, entry.table_version)
         return restore(strip(head), target.restore_to, round_.publish_id)
     return restore(settle_absent(round_, *place, floor), target.restore_to, round_.publish_id)
-
-
-def _contiguous(made: LanceDataset, before: int, publish_id: str) -> LanceDataset:
-    """Return a commit that landed directly above `before`, else take it back (PROTOCOL 11, 12).
-
-    Raises:
-        StartOver: it landed above somebody else's commit.
-    """
-    if made.version == before + 1:
-        return made
-    take_back(made, publish_id)
-    raise StartOver(f"a commit landed at {made.version}, not at {before + 1}")
 
 
 def _create(
@@ -299,7 +301,7 @@ def _create(
     round_.files_used |= bool(fragments)
     replaced = LanceOperation.Overwrite(target.schema, fragments)
     made = commit(head, before, replaced, round_.publish_id, max_retries=0)
-    made = _contiguous(made, before, round_.publish_id)
+    made = contiguous(made, before, round_.publish_id)
     for one in staged:
         field_map.check(target.table_key, one.fields, field_map.of_dataset(made))
     return made
@@ -324,7 +326,7 @@ def _first_version(round_: Round, target: TableTarget, fragments: list[Any]) -> 
         enable_stable_row_ids=True,
         enable_v2_manifest_paths=True,
     )
-    return _contiguous(made, 0, round_.publish_id)
+    return contiguous(made, 0, round_.publish_id)
 
 
 def _indexes(head: LanceDataset) -> list[tuple[str, Any, str]]:
@@ -344,9 +346,15 @@ def _indexes(head: LanceDataset) -> list[tuple[str, Any, str]]:
 
 
 def _build_indexes(
-    made: LanceDataset, indexes: list[tuple[str, Any, str]], round_: Round, entry: TableEntry
+    made: LanceDataset,
+    indexes: Sequence[tuple[str, Any, str]],
+    round_: Round,
+    entry: TableEntry | None,
 ) -> LanceDataset:
-    """Build indices again, one version each; undo the overwrite if one isn't the next."""
+    """Build indices, one version each; undo the write to a table that is there if one isn't next.
+
+    What is left of a new table is replaced by the next round, or by whoever makes the table.
+    """
     for index in indexes:
         reached = int(made.version)
         try:
@@ -354,7 +362,7 @@ def _build_indexes(
         except (StartOver, OmnigraphError):
             with contextlib.suppress(StartOver, OmnigraphError):
                 made.checkout_latest()
-                if made.version == reached:
+                if entry is not None and made.version == reached:
                     restore(made, entry.table_version, round_.publish_id)
             raise
     return made

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from omnigraph_spark import catalog, options
+from omnigraph_spark import catalog, layout, options
 from omnigraph_spark.errors import StorageError
+from omnigraph_spark.integrity.screen import Screen
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write import bulk, commit, frame_plan, routing, stage
@@ -85,11 +86,15 @@ class OmnigraphWriter(DataSourceArrowWriter):
         """
         from pyspark import TaskContext
 
-        framed = self._framed
-        batches = routing.route(framed.routing, framed.plan.targets, iterator)
-        staged = stage.stage(framed.plan, batches)
+        framed, plan = self._framed, self._framed.plan
         context = TaskContext.get()
-        return OmnigraphCommitMessage.of(context.partitionId() if context else 0, staged)
+        partition = context.partitionId() if context else 0
+        table = layout.fnv1a64(min(plan.targets)) if self._staging else "part"
+        screen = Screen(
+            plan.integrity, plan.storage.options, plan.publish_id, f"{table}-{partition:05d}"
+        )
+        batches = routing.route(framed.routing, plan.targets, iterator, screen)
+        return OmnigraphCommitMessage.of(partition, stage.stage(plan, batches))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit all tables in one publish; on the driver, in a process of its own.

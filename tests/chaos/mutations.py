@@ -15,8 +15,18 @@ from omnigraph_spark.history import commits, crash_records
 from omnigraph_spark.manifest import migrations, publisher
 from omnigraph_spark.manifest.publisher import Published
 from omnigraph_spark.manifest.rows import PRIMARY_KEY_ANNOTATION, TableRow
-from omnigraph_spark.write import commit, field_map, heal, staged_files, table_commit, table_head
+from omnigraph_spark.write import (
+    added_columns,
+    commit,
+    field_map,
+    heal,
+    reshape,
+    staged_files,
+    table_commit,
+    table_head,
+)
 from tests.chaos.lab import Caught, Lab
+from tests.chaos.launcher import Setup
 from tests.chaos.scenarios import ambiguity, crash, migration, orphans, tasks
 
 
@@ -42,7 +52,8 @@ def _no_field_map() -> None:
 
 
 def _no_contiguity() -> None:
-    _put(table_commit, _contiguous=lambda made, *_: made)
+    for module in (table_commit, added_columns, reshape):
+        _put(module, contiguous=lambda made, *_: made)
 
 
 def _no_guards() -> None:
@@ -59,8 +70,9 @@ def _publish_first() -> None:
     held: list[tuple[Any, ...]] = []
     commit_table, publish = commit.commit_table, commit.publish
 
-    def later(round_: Any, target: Any, entry: Any, floor: int, staged: Any) -> Any:
-        held.append((round_, target, entry, floor, staged))
+    def later(round_: Any, target: Any, entry: Any, *rest: Any) -> Any:
+        held.append((round_, target, entry, *rest))
+        staged = rest[1]
         before = entry.table_version if entry else 0
         kept = entry.row_count if entry and target.mode != "overwrite" else 0
         added = sum(one.rows for one in staged)
@@ -220,6 +232,11 @@ MUTATIONS: dict[str, Mutation] = {
 def apply(name: str) -> None:
     """Plant a bug in this process."""
     MUTATIONS[name].plant()
+
+
+def planted_alone(setup: Setup) -> bool:
+    """Do nothing, in a process that a bug was planted in: shows that it still can be."""
+    return setup.mutation is not None
 
 
 def caught(name: str, folder: Path, seed: int) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import mutations
+from tests.chaos import launcher, mutations
 from tests.chaos.__main__ import run
 from tests.chaos.lab import Lab
 from tests.chaos.scenarios import SCENARIOS, crash
@@ -24,6 +24,7 @@ SEED = 20260729
         "late-engine",
         "guards",
         "twice-and-abort",
+        "disjoint-branches",
     ],
 )
 def test_nothing_is_lost_torn_or_doubled(name: str, tmp_path: Path) -> None:
@@ -43,6 +44,12 @@ def test_a_writer_killed_inside_its_publish_is_all_or_nothing(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["orphans-adopted", "no-guards-at-publisher"])
 def test_a_planted_bug_is_noticed(name: str, tmp_path: Path) -> None:
     assert mutations.caught(name, tmp_path, SEED) is not None
+
+
+@pytest.mark.parametrize("name", list(mutations.MUTATIONS))
+def test_every_planted_bug_still_fits_the_product(name: str, tmp_path: Path) -> None:
+    setup = launcher.Setup("w", str(tmp_path), mutation=name)
+    assert launcher.start(setup, mutations.planted_alone).end() is True
 
 
 def test_every_step_of_a_write_has_a_fault_point() -> None:

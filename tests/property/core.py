@@ -2,45 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark.branches import manage, refs, restore, tags
+from omnigraph_spark.branches import manage, merge_base, refs, restore, tags
+from omnigraph_spark.branches.changes import Span
 from omnigraph_spark.errors import UnsupportedError
+from omnigraph_spark.history import commits
+from omnigraph_spark.maintenance import optimize
 from omnigraph_spark.manifest.snapshot import Snapshot, load
 from omnigraph_spark.read.plan import read_table
 from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.write.commit import Committed, commit
 from omnigraph_spark.write.stage import stage
-from tests.property.model import Branch, Model, Table, Tables, Version
+from tests.property.model import Branch, Commits, Model, Table, Tables, Version, merged
+from tests.support.feeds import of_tables, read_feed
 from tests.support.writes import COMPANY, KNOWS, PERSON, plan, write_options
 
-KEYS = (PERSON, KNOWS, COMPANY)
 Step = tuple[str, int, int, int]
 """What to do, and three numbers that choose what to do it to, whatever there is by then."""
 
-KINDS = ("append", "append", "overwrite", "both", "branch", "restore", "tag", "untag", "delete")
+KINDS = (
+    *("append", "append", "overwrite", "upsert", "both", "branch", "restore", "compact"),
+    *("merge", "merge", "merge", "tag", "untag", "delete"),
+)
+EFFECTS: Mapping[str, Callable[[Table, Table], Table]] = {
+    "append": lambda old, new: {**old, **new},
+    "overwrite": lambda old, new: new,
+    "merge": lambda old, new: {**old, **new},
+}
+"""What a write of each mode makes of a table; another mode needs a line here and a step below."""
+
+
+AnyRun = TypeVar("AnyRun", bound="Run")
 
 
 @dataclass
 class Run:
     """One sequence: the graph, its model, and a counter that makes values differ."""
 
+    keys: ClassVar[tuple[str, str, str]] = (PERSON, KNOWS, COMPANY)
     storage: Storage
     model: Model
+    commits: Commits
     count: int = 0
+    seen: dict[object, Table] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
 
     @classmethod
-    def begin(cls, storage: Storage) -> Run:
+    def begin(cls: type[AnyRun], storage: Storage) -> AnyRun:
         """Begin with a graph as it is."""
         snapshot = load(storage)
         at = ("main", snapshot.graph_version)
         found = {key: contents(storage, snapshot, key) for key in snapshot.tables}
-        return cls(storage, Model({"main": Branch(None, at)}, {at: found}))
+        known = Commits()
+        head = commits.head(storage)
+        assert head is not None
+        known.publish("main", snapshot.graph_version, head.graph_commit_id, found)
+        return cls(storage, Model({"main": Branch(None, at)}, {at: found}), known)
 
     # --- steps -------------------------------------------------------------------------------
 
@@ -52,17 +76,19 @@ class Run:
 
     def do_append(self, where: int, which: int, many: int) -> None:
         """Append new rows to one table; now and then the table is new."""
-        self.write(self.branch(where), "append", {KEYS[which % 3]: self.new_rows(1 + many % 3)})
+        self.write(
+            self.branch(where), "append", {self.keys[which % 3]: self.new_rows(1 + many % 3)}
+        )
 
     def do_both(self, where: int, which: int, many: int) -> None:
         """Append to two tables in one commit."""
-        keys = (PERSON, KNOWS) if which % 2 else (KNOWS, COMPANY)
-        rows = {key: self.new_rows(1 + many % 2) for key in keys}
+        two = {self.keys[which % 3], self.keys[(which + 1) % 3]}
+        rows = {key: self.new_rows(1 + many % 2) for key in sorted(two)}
         self.write(self.branch(where), "append", rows)
 
     def do_overwrite(self, where: int, which: int, many: int) -> None:
         """Replace a table: some rows stay, some change, some go, one is new; or all go."""
-        branch, key = self.branch(where), KEYS[which % 3]
+        branch, key = self.branch(where), self.keys[which % 3]
         old = self.model.tables(branch).get(key, {})
         self.count += 1
         kept = {
@@ -71,6 +97,16 @@ class Run:
             if (number + many) % 4
         }
         self.write(branch, "overwrite", {key: {} if many == 7 else {**kept, **self.new_rows(1)}})
+
+    def do_upsert(self, where: int, which: int, many: int) -> None:
+        """Upsert a table: some of its rows, and perhaps a new one."""
+        branch, key = self.branch(where), self.keys[which % 3]
+        old = self.model.tables(branch).get(key, {})
+        self.count += 1
+        some = {one: self.count for n, one in enumerate(old) if (n + many) % 2}
+        rows = {**some, **self.new_rows(many % 2)}
+        if rows:
+            self.write(branch, "merge", {key: rows})
 
     def do_branch(self, where: int, which: int, many: int) -> None:
         """Make a branch at a head, at an older version, or at a tag."""
@@ -83,6 +119,7 @@ class Run:
         ref = branch if at == self.model.branches[branch].head else f"{at[0]}@{at[1]}"
         manage.create_branch(self.storage, name, refs.named(self.storage, ref))
         head = (branch, load(self.storage, branch).graph_version)
+        self.commits.heads[name] = self.commits.heads[branch] if ref == branch else self.at(at)
         self.model.fork(name, at if ref != branch else self.as_inherited(branch, head))
         self.log.append(f"branch {name} from {ref}")
 
@@ -98,7 +135,7 @@ class Run:
         at = lineage[which % len(lineage)]
         done = restore.restore(self.storage, write_options(self.storage, branch=branch), str(at[1]))
         if not done.skipped:
-            self.model.publish(branch, done.graph_version, self.model.versions[at])
+            self.published(branch, done, self.model.versions[at])
         assert self.model.tables(branch) == self.model.versions[at]
         self.log.append(f"restore {branch} to {at}")
 
@@ -128,9 +165,82 @@ class Run:
             return
         manage.delete_branch(self.storage, branch, 0.01)
         self.model.delete(branch)
+        self.seen = {}  # a branch of the same name would have the same numbers
+        self.commits.delete(branch)
         self.log.append(f"delete {branch}")
 
+    def do_compact(self, where: int, which: int, many: int) -> None:
+        """Compact the tables that live on a branch: a publish that changes no row."""
+        branch = self.branch(where)
+        done = optimize.optimize(self.storage, branch, None, optimize.run_here)
+        if done.publish_id is not None and done.graph_version is not None:
+            at = Committed(done.publish_id, done.graph_version)
+            self.published(branch, at, self.model.tables(branch))
+        self.log.append(f"compact {branch}: {done.graph_version}")
+
+    def do_merge(self, where: int, which: int, many: int) -> None:
+        """Merge a branch into another; the rows are decided by the model, see `SparkRun`."""
+        source = self.branch(where)
+        others = [name for name in self.model.branches if name != source]
+        if not others:
+            return
+        target = others[which % len(others)]
+        bases = self.check_bases(source, target)
+        if bases is None:
+            return
+        new = self.merged(source, target, bases)
+        old = self.model.tables(target)
+        changed = {key: rows for key, rows in new.items() if rows != old.get(key)}
+        dropped = tuple(sorted(set(old) - set(new)))
+        if not changed and not dropped:
+            return
+        planned = plan(self.storage, list(changed), "overwrite", branch=target)
+        merged = self.commits.heads[source]
+        planned = replace(planned, merged_parent=merged, dropped=dropped)
+        batches = [(key, batch(planned.targets[key].schema, rows)) for key, rows in changed.items()]
+        done = commit(planned, stage(planned, batches))
+        self.published(target, done, new, merged)
+        self.log.append(f"merge {source} into {target}: {done.graph_version}")
+
+    def check_bases(self, source: str, target: str) -> set[str] | None:
+        """Return the newest common commits, None where one of them can't be read any more."""
+        heads = [
+            merge_base.head_commit(self.storage, load(self.storage, n)) for n in (source, target)
+        ]
+        expected = self.commits.bases(source, target)
+        assert [one.graph_commit_id for one in heads] == [
+            self.commits.heads[name] for name in (source, target)
+        ], self.log
+        if expected & self.commits.lost:
+            with pytest.raises(UnsupportedError, match="whose branch is deleted"):
+                merge_base.merge_bases(self.storage, *heads)
+            return None
+        found = {one.graph_commit_id for one in merge_base.merge_bases(self.storage, *heads)}
+        assert found == expected, self.log
+        return found
+
+    def merged(self, source: str, target: str, bases: set[str]) -> Tables:
+        """Return what the target has after a merge, by the model."""
+        old = [self.commits.content[one] for one in sorted(bases)]
+        return merged(old, self.model.tables(source), self.model.tables(target))
+
     # --- help --------------------------------------------------------------------------------
+
+    def published(
+        self, branch: str, done: Committed, tables: Tables, merged: str | None = None
+    ) -> None:
+        """Note a publish in both models."""
+        self.model.publish(branch, done.graph_version, tables)
+        self.commits.publish(branch, done.graph_version, done.publish_id, tables, merged)
+
+    def at(self, version: Version) -> str:
+        """Return the commit of a version; that of an inherited head is the parent's."""
+        name, number = version
+        while (name, number) not in self.commits.at:
+            began = self.model.branches[name].began
+            assert began is not None
+            name, number = began
+        return self.commits.at[name, number]
 
     def branch(self, number: int) -> str:
         """Return the branch that a number chooses."""
@@ -144,12 +254,16 @@ class Run:
 
     def write(self, branch: str, mode: str, rows: Tables) -> None:
         """Write rows to both."""
-        planned = plan(self.storage, list(rows), mode, branch=branch)
+        spark_mode = "overwrite" if mode == "overwrite" else "append"
+        planned = plan(self.storage, list(rows), spark_mode, branch=branch, writeMode=mode)
         batches = [(key, batch(planned.targets[key].schema, rows[key])) for key in rows]
-        done = commit(planned, stage(planned, batches))
+        self.written(branch, mode, rows, commit(planned, stage(planned, batches)))
+
+    def written(self, branch: str, mode: str, rows: Tables, done: Committed) -> None:
+        """Note a write in both models."""
         old = self.model.tables(branch)
-        new = {k: {**(old.get(k, {}) if mode == "append" else {}), **rows[k]} for k in rows}
-        self.model.publish(branch, done.graph_version, {**old, **new})
+        new = {k: EFFECTS[mode](old.get(k, {}), rows[k]) for k in rows}
+        self.published(branch, done, {**old, **new})
         self.log.append(f"{mode} {dict(rows)} to {branch}: {done.graph_version}")
 
     # --- comparing ---------------------------------------------------------------------------
@@ -160,17 +274,41 @@ class Run:
         assert sorted(branches) == sorted(self.model.branches), self.log
         listed = {tag.name: (tag.branch, tag.version) for tag in refs.list_tags(self.storage)}
         assert listed == self.model.tags, self.log
-        seen: dict[object, Table] = {}
         for name in branches:
-            self.compare(load(self.storage, name), self.model.tables(name), seen)
+            self.compare(load(self.storage, name), self.model.tables(name), self.seen)
         for at in self.model.tags.values():
-            self.compare(load(self.storage, *at), self.model.versions[at], seen)
+            self.compare(load(self.storage, *at), self.model.versions[at], self.seen)
 
     def check_versions(self) -> None:
         """Compare every table of every version that was ever published and is not deleted."""
         seen: dict[object, Table] = {}
         for at, tables in self.model.versions.items():
             self.compare(load(self.storage, *at), tables, seen)
+
+    def check_feeds(self) -> None:
+        """Compare each branch's change feed with the snapshots before and after every publish."""
+        for name in self.model.branches:
+            self.check_feed(name)
+
+    def check_feed(self, name: str) -> None:
+        """Compare the feed of a branch's whole lineage, publish by publish."""
+        line = [at for at in self.model.lineage(name) if at in self.commits.at]
+        told: dict[int, list[Any]] = {at[1]: [] for at in line[1:]}
+        if told:
+            for row in self.feed(name, line[1][1], line[-1][1]):
+                told[row["_commit_version"]].append((row["_table"], *change_of(row)))
+        for before, after in pairwise(line):
+            old, new = self.model.versions[before], self.model.versions[after]
+            expected = [
+                (key, *change)
+                for key in {*old, *new}
+                for change in of_tables(old.get(key, {}), new.get(key, {}))
+            ]
+            assert sorted(told[after[1]]) == sorted(expected), (name, after, self.log)
+
+    def feed(self, branch: str, first: int, last: int) -> list[Mapping[str, Any]]:
+        """Read a change feed, in small ranges."""
+        return [*read_feed(self.storage, Span(branch, first, last), max_bytes=2000)]
 
     def compare(self, snapshot: Snapshot, expected: Tables, seen: dict[object, Table]) -> None:
         """Compare a snapshot's tables; each table version is read once."""
@@ -192,6 +330,12 @@ def contents(storage: Storage, snapshot: Snapshot, key: str) -> Table:
     found = dict(zip(table["id"].to_pylist(), value.to_pylist(), strict=True))
     assert len(found) == table.num_rows
     return found
+
+
+def change_of(row: Mapping[str, Any]) -> tuple[str, str, int]:
+    """Return a feed's row as (change type, id, value)."""
+    value = row["w"] if row["_table"] == KNOWS else row["age"]
+    return row["_change_type"], row["id"], int(value)
 
 
 def batch(schema: pa.Schema, rows: Mapping[str, int]) -> pa.RecordBatch:

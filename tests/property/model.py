@@ -6,7 +6,7 @@ nothing of Lance, forks or manifests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 Row = int
@@ -66,3 +66,71 @@ class Model:
             if began is None:
                 return sorted(found, key=lambda at: at[1])
             name, limit = began
+
+
+@dataclass
+class Commits:
+    """Which commit came from which: the lineage in plain Python, merges and deleted branches too."""
+
+    parents: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    content: dict[str, Tables] = field(default_factory=dict)
+    heads: dict[str, str] = field(default_factory=dict)
+    at: dict[Version, str] = field(default_factory=dict)
+    made_on: dict[str, set[str]] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+
+    def publish(
+        self, branch: str, version: int, commit: str, tables: Tables, merged: str | None = None
+    ) -> None:
+        """Note a commit."""
+        own = self.heads.get(branch)
+        self.parents[commit] = tuple(one for one in (own, merged) if one is not None)
+        self.content[commit] = {key: dict(rows) for key, rows in tables.items()}
+        self.heads[branch] = self.at[branch, version] = commit
+        self.made_on.setdefault(branch, set()).add(commit)
+
+    def fork(self, name: str, at: Version) -> None:
+        """Note a new branch."""
+        self.heads[name] = self.at[at]
+
+    def delete(self, branch: str) -> None:
+        """Forget a branch: nobody can read its commits any more."""
+        del self.heads[branch]
+        self.lost |= self.made_on.pop(branch, set())
+        self.at = {at: commit for at, commit in self.at.items() if at[0] != branch}
+
+    def ancestors(self, commit: str) -> set[str]:
+        """Return a commit and all that it came from."""
+        found = {commit}
+        for parent in self.parents[commit]:
+            found |= self.ancestors(parent)
+        return found
+
+    def bases(self, source: str, target: str) -> set[str]:
+        """Return the newest commits that two branches have in common."""
+        both = self.ancestors(self.heads[source]) & self.ancestors(self.heads[target])
+        return both - {parent for one in both for parent in self.parents[one]}
+
+
+def merged(bases: Sequence[Tables], source: Tables, target: Tables) -> Tables:
+    """Return what a merge makes of the target, its own side winning where both changed a row."""
+    found: dict[str, Table] = {}
+    for key in {*source, *target, *(key for base in bases for key in base)}:
+        old, theirs, ours = [base.get(key) for base in bases], source.get(key), target.get(key)
+        if all(one == ours for one in old):
+            ours = theirs
+        elif theirs is not None and ours is not None:
+            ours = _rows([one or {} for one in old], theirs, ours)
+        if ours is not None:
+            found[key] = ours
+    return found
+
+
+def _rows(bases: Sequence[Table], source: Table, target: Table) -> Table:
+    chosen = {}
+    for one in {*source, *target}:
+        values = {base.get(one) for base in bases}
+        taken = source if values == {target.get(one)} else target
+        if one in taken:
+            chosen[one] = taken[one]
+    return chosen

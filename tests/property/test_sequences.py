@@ -1,7 +1,7 @@
-"""Random sequences of branches, writes, restores and tags: every ref always shows what it should.
+"""Random sequences of branches, writes, merges, restores and tags: every ref shows what it should.
 
-`OMNIGRAPH_SEQUENCES` says how many sequences (300), `OMNIGRAPH_SEED` repeats a run; both are
-printed.
+`OMNIGRAPH_SEQUENCES` says how many sequences (300), `OMNIGRAPH_SPARK_SEQUENCES` how many go through
+Spark (10), `OMNIGRAPH_SEED` repeats a run; all are printed.
 """
 
 from __future__ import annotations
@@ -14,18 +14,30 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 
 from omnigraph_spark.storage import Storage
 from tests.format_checker import check_graph
 from tests.property.core import KINDS, Run, Step
+from tests.property.spark import run as run_through_spark
 from tests.support.writes import KNOWS, PERSON, new_graph
 
 SEQUENCES = int(os.environ.get("OMNIGRAPH_SEQUENCES", "300"))
+SPARK_SEQUENCES = int(os.environ.get("OMNIGRAPH_SPARK_SEQUENCES", "10"))
 SEED = int(os.environ.get("OMNIGRAPH_SEED", str(random.randrange(1 << 32))))
 
 numbers = st.integers(0, 11)
-steps = st.lists(
-    st.tuples(st.sampled_from(KINDS), numbers, numbers, numbers), max_size=7, min_size=1
+BEGINNINGS: tuple[list[Step], ...] = (
+    [],
+    [("branch", 0, 1, 0), ("append", 1, 0, 1)],
+    [("branch", 0, 1, 0), ("overwrite", 1, 0, 1), ("append", 0, 0, 1)],
+    [("branch", 0, 1, 0), ("append", 1, 0, 1), ("branch", 1, 1, 1), ("upsert", 0, 0, 1)],
+)
+"""Mostly two branches that have gone different ways: without them a merge has nothing to do."""
+steps = st.builds(
+    lambda beginning, rest: [*beginning, *rest],
+    st.sampled_from(BEGINNINGS),
+    st.lists(st.tuples(st.sampled_from(KINDS), numbers, numbers, numbers), min_size=1, max_size=4),
 )
 
 
@@ -80,6 +92,7 @@ def test_every_ref_and_every_version_shows_what_a_plain_model_says(
             for step in found:
                 run.do(step)
             run.check_versions()
+            run.check_feeds()
             if sum(number for step in found for number in step[1:]) % 10 == 0:
                 assert violations(root, run) == [], run.log
         finally:
@@ -87,3 +100,34 @@ def test_every_ref_and_every_version_shows_what_a_plain_model_says(
 
     sequence()
     assert ran >= SEQUENCES // 2
+
+
+def spark_steps(chance: random.Random) -> list[Step]:
+    """Return a sequence in which two branches go different ways and meet again."""
+
+    def step(kind: str, where: int) -> Step:
+        return (kind, where, chance.randrange(12), chance.randrange(12))
+
+    kinds = ("append", "overwrite", "upsert", "both", "restore", "compact")
+    there, back = ((1, 0), (0, 1)) if chance.random() < 0.7 else ((0, 1), (1, 0))
+    steps = [
+        ("branch", 0, 1, 0),
+        step(chance.choice(kinds[:4]), 1),
+        step(chance.choice(kinds), 0),
+        ("merge", *there, 0),
+    ]
+    if chance.random() < 0.3:
+        steps += [step(chance.choice(kinds), 1), ("merge", *chance.choice([there, back]), 0)]
+    return steps
+
+
+@pytest.mark.timeout(0)
+def test_spark_makes_of_a_sequence_what_the_model_says(spark: SparkSession, tmp_path: Path) -> None:
+    print(f"OMNIGRAPH_SPARK_SEQUENCES={SPARK_SEQUENCES} OMNIGRAPH_SEED={SEED}")  # noqa: T201
+    new_graph(Storage.at(str(tmp_path / "template")), [PERSON])
+    for number in range(SPARK_SEQUENCES):
+        root = tmp_path / f"g{number}"
+        shutil.copytree(tmp_path / "template", root)
+        steps = spark_steps(random.Random(SEED + number))
+        run_through_spark(spark, Storage.at(str(root)), steps)
+        assert check_graph(str(root), moved=True) == [], steps

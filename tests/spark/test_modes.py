@@ -63,7 +63,6 @@ def test_a_write_mode_that_does_not_go_with_the_save_mode_is_refused(
     [
         ("integrity", "strict"),
         ("integrity", "keys"),
-        ("mergeSchema", "true"),
         ("onDelete", "cascade"),
     ],
 )

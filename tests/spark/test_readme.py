@@ -79,6 +79,17 @@ def test_the_readme_travels_in_time(spark: SparkSession, local_store: Store) -> 
     run_python("README.md", "Time travel, branches, history", names)
 
 
+def test_the_readme_and_the_document_maintain_the_graph(spark: SparkSession, graph: str) -> None:
+    for document, heading in (
+        ("README.md", "Indices, optimize, cleanup"),
+        ("docs/maintenance.md", "Maintenance: indices, optimize, cleanup"),
+    ):
+        made = run_python(document, heading, {"spark": spark, "uri": graph, "OmniGraph": OmniGraph})
+        (row,) = made["graph"].indexes().where("name = 'name_idx'").collect()
+        assert (row.table_key, row.rows_indexed, row.rows_not_indexed) == ("node:Person", 2, 0)
+        assert made["graph"].table("Person").count() == 2
+
+
 def test_the_sql_of_the_readme_runs(spark: SparkSession, graph: str) -> None:
     run_sql(spark, "README.md", "SQL", graph)
     assert [row.id for row in spark.table("people").where("age = 72").collect()] == ["Edsger"]
@@ -97,3 +108,19 @@ def test_the_sql_document_makes_views(spark: SparkSession, graph: str) -> None:
     run_python("docs/sql.md", "Views", {"spark": spark, "uri": graph, "OmniGraph": OmniGraph})
     assert spark.table("g_Person").count() == 2
     assert spark.table("g_Knows").count() == 1
+
+
+def test_the_examples_of_the_branches_page_run_one_after_the_other(
+    spark: SparkSession, graph: str
+) -> None:
+    names: dict[str, Any] = {"spark": spark, "uri": graph, "OmniGraph": OmniGraph}
+    run_python("docs/branches.md", "Branches, history and time travel", names)
+    for heading in ("Making and writing branches", "Tags, restore", "Comparing", "Merging"):
+        run_python("docs/branches.md", heading, names)
+    assert names["dry"].conflicts == {}
+    run_python("docs/branches.md", "Change feed", names)
+    assert {row._change_type for row in names["feed"].collect()} == {"insert"}
+    run_sql(spark, "docs/branches.md", "Change feed", graph)
+    spark.sql("DROP VIEW changes")
+    made = OmniGraph.for_path(spark, graph)
+    assert sorted(row.id for row in made.table("Person").collect()) == ["Ada", "Alan", "Grace"]

@@ -25,7 +25,6 @@ MAX_FUNCTION_LINES = 80
 KNOW_SPARK = {
     "omnigraph_spark",  # exports
     "arrow_types",
-    "branches.changes",
     "branches.diff",
     "branches.merge",
     "branches.merge_rows",
@@ -36,10 +35,15 @@ KNOW_SPARK = {
     "frames",
     "graph",
     "loading",
+    "maintenance.spark_tasks",
+    "read.feed_reader",
     "read.frame_schema",
     "read.metadata_reader",
     "read.reader",
+    "schema_changes.properties",
+    "schema_changes.tables",
     "write.frame_plan",
+    "write.merge_schema",
     "write.writer",
 }
 
@@ -49,14 +53,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("graph",),
     ("datasource",),
     ("loading",),
-    ("read", "write", "branches", "maintenance"),
+    ("read", "write", "branches", "maintenance", "schema_changes"),
     ("frame_batches", "frames"),
     ("arrow_cast", "arrow_read", "arrow_types", "arrow_write", "catalog", "ddl", "field_metadata"),
+    ("integrity",),
     ("manifest", "history", "engine_schema", "relocation"),
     ("auto_cleanup", "faults"),
     ("storage",),
-    ("engine_types", "ids", "lance_errors", "layout", "option_values", "options"),
-    ("errors", "redaction"),
+    ("engine_types", "ids", "lance_errors", "layout", "option_rules", "option_values", "options"),
+    ("errors", "progress", "redaction"),
 )
 
 STAMP_KEY = "omnigraph:internal_schema_version"
@@ -254,7 +259,7 @@ def _error_classes(kind: type[errors.OmnigraphError]) -> Iterator[type[errors.Om
         yield from _error_classes(sub)
 
 
-@pytest.mark.parametrize("extra", ["pylance", "pyarrow", "obstore"])
+@pytest.mark.parametrize("extra", ["pylance", "pyarrow", "obstore", "duckdb"])
 def test_the_lower_bounds_are_the_versions_that_the_second_half_of_the_tests_runs_on(
     extra: str,
 ) -> None:

@@ -60,6 +60,7 @@ def test_every_option_of_the_design_is_declared() -> None:
         "endpoints",
         "types",
         "integrity",
+        "badRecordsPath",  # of issue 6
         "onDelete",
         "mergeSchema",
         "expectedTableVersions",
@@ -78,6 +79,11 @@ def test_every_option_of_the_design_is_declared() -> None:
         "orphanGraceSeconds",
         "maxRowsPerFile",
         "maxBytesPerFile",
+        "readChangeFeed",
+        "startingVersion",
+        "endingVersion",
+        "startingTimestamp",
+        "endingTimestamp",
     }
     assert {one.name for one in OPTIONS} == designed
 
@@ -342,34 +348,17 @@ def test_a_mode_that_is_not_sparks_is_refused(overwrite: bool, given: str) -> No
         WriteOptions.of(parse(PATH | {"writeMode": given}), overwrite)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("writeMode", "merge"),
-        ("writeMode", "delete"),
-        ("integrity", "strict"),
-        ("integrity", "keys"),
-        ("onDelete", "cascade"),
-        ("mergeSchema", "true"),
-    ],
-)
-def test_what_is_not_built_yet_is_refused_and_says_so(name: str, value: str) -> None:
-    with pytest.raises(OptionError, match=rf"OMNIGRAPH_OPTION\].*{name}.* is not built yet"):
-        write(**{name: value})
+@pytest.mark.parametrize("given", ["merge", "delete"])
+def test_merge_and_delete_go_with_sparks_append_alone(given: str) -> None:
+    assert WriteOptions.of(parse(PATH | {"writeMode": given}), False).mode == given
+    with pytest.raises(OptionError, match=rf"writeMode {given} doesn't go with .mode\("):
+        WriteOptions.of(parse(PATH | {"writeMode": given}), True)
 
 
 def test_branch_from_says_where_a_missing_branch_begins_and_needs_its_name() -> None:
     assert write(branch="dev", branchFrom="main@3").branch_from == "main@3"
     with pytest.raises(OptionError, match=r"OMNIGRAPH_OPTION\] branchFrom goes with branch"):
         write(branchFrom="dev")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("integrity", "off"), ("onDelete", "restrict"), ("mergeSchema", "false")],
-)
-def test_what_is_not_built_yet_may_be_switched_off(name: str, value: str) -> None:
-    assert write(**{name: value}).mode == "append"
 
 
 @pytest.mark.parametrize(
@@ -413,3 +402,46 @@ def test_an_app_id_and_a_version_go_together() -> None:
 def test_write_options_are_pickled_to_tasks() -> None:
     asked = write(endpoints="A: B -> C", **{"storage.aws_region": "x"})
     assert pickle.loads(pickle.dumps(asked)) == asked
+
+
+# --- the change feed -----------------------------------------------------------------------------
+
+FEED = {"path": "/g", "readChangeFeed": "true"}
+
+
+def test_the_ends_of_a_feed_are_versions_or_times() -> None:
+    asked = ReadOptions.of(
+        parse({**FEED, "startingVersion": "3", "endingTimestamp": "2999-01-01Z"})
+    )
+    assert asked.feed is not None
+    assert (asked.feed.start_version, asked.feed.end_version) == ("3", None)
+    assert (asked.feed.start_time, asked.feed.end_time) == (None, "2999-01-01Z")
+    assert ReadOptions.of(parse({"path": "/g", "readChangeFeed": "false"})).feed is None
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({}, "has no start"),
+        ({"endingVersion": "3"}, "has no start"),
+        ({"startingVersion": "1", "startingTimestamp": "0"}, "startingVersion and startingTimest"),
+        (
+            {"startingVersion": "1", "endingVersion": "1", "endingTimestamp": "0"},
+            "endingVersion and endingTimestamp exclude",
+        ),
+        (
+            {"startingVersion": "1", "versionAsOf": "1"},
+            "versionAsOf doesn't go with readChangeFeed",
+        ),
+        ({"startingVersion": "1", "timestampAsOf": "0"}, "timestampAsOf doesn't go with"),
+        ({"startingVersion": "1", "metadata": "history"}, "metadata doesn't go with"),
+        ({"startingVersion": "1", "columns": "id"}, "columns doesn't go with"),
+        ({"startingVersion": "1", "filter": "id = 'a'"}, "filter doesn't go with"),
+        ({"startingVersion": "1", "metadataColumns": "_rowid"}, "metadataColumns doesn't go"),
+        ({"startingVersion": "1", "pushDownFilters": "true"}, "pushDownFilters doesn't go"),
+        ({"startingVersion": "1", "readChangeFeed": "false"}, "startingVersion goes with readCh"),
+    ],
+)
+def test_what_doesnt_go_with_a_feed_is_refused(given: dict[str, str], why: str) -> None:
+    with pytest.raises(OptionError, match=f"OMNIGRAPH_OPTION.*{why}"):
+        ReadOptions.of(parse({**FEED, **given}))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from omnigraph_spark import layout
-from omnigraph_spark.branches import refs
+from omnigraph_spark import faults, layout
+from omnigraph_spark.branches import refs, times
 from omnigraph_spark.branches.refs import Resolved
 from omnigraph_spark.errors import (
     BranchNotFoundError,
@@ -19,8 +19,10 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.history import commits
 from omnigraph_spark.manifest import snapshot
+from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.storage import Storage
 from tests.support import graphs
+from tests.support.writes import PERSON, Died, die, new_graph, write
 
 
 @pytest.fixture(scope="module")
@@ -150,10 +152,52 @@ def test_a_time_before_the_first_commit_is_refused_and_the_first_is_named(
         refs.resolve(storage, timestamp_as_of="0")
 
 
-def test_a_graph_without_lineage_has_no_times(tmp_path: Path) -> None:
+def test_a_graph_without_lineage_has_the_times_of_its_publishes(tmp_path: Path) -> None:
     storage = Storage.at(str(graphs.unpack("newer", "social", tmp_path)))
-    with pytest.raises(VersionNotFoundError, match="no history"):
-        refs.resolve(storage, timestamp_as_of="2030-01-01T00:00:00Z")
+    assert commits.read_commits(storage) == []
+    line = commits.complete(storage, "main", storage.dataset("__manifest").version)
+    assert len(line) > 1
+    for commit in line[:-1]:
+        text = commit.created_at.isoformat() + "Z"
+        expected = Resolved("main", commit.manifest_version)
+        assert refs.resolve(storage, timestamp_as_of=text) == expected
+    with pytest.raises(VersionNotFoundError, match="no commit at or before"):
+        refs.resolve(storage, timestamp_as_of="1999-01-01T00:00:00Z")
+
+
+def test_a_publish_without_a_row_in_the_lineage_counts_by_its_time(tmp_path: Path) -> None:
+    storage = new_graph(Storage.at(str(tmp_path / "g")), [PERSON])
+    faults.arm("lineage.before_row", die)
+    with pytest.raises(Died):
+        write(storage, {PERSON: ["dead"]})
+    faults.disarm()
+    head = load(storage).graph_version
+    told = commits.complete(storage, "main", head)[-1]
+    assert told.manifest_version == head
+    assert commits.read_commits(storage)[-1].manifest_version < head
+    assert refs.resolve(storage, timestamp_as_of=told.created_at.isoformat() + "Z").version is None
+    at = refs.named(storage, f"main@{(told.created_at - timedelta(microseconds=1)).isoformat()}Z")
+    assert at == Resolved("main", commits.read_commits(storage)[-1].manifest_version)
+
+
+def test_a_ref_may_be_a_time_of_a_branch_or_of_main(storage: Storage) -> None:
+    lineage = commits.read_commits(storage, "dev")
+    for commit in lineage[:-1]:
+        text = commit.created_at.isoformat() + "Z"
+        branch = "main" if commit.manifest_version < 6 else "dev"
+        at = Resolved(branch, commit.manifest_version)
+        assert refs.named(storage, f"dev@{text}") == at
+        assert refs.on_lineage(storage, "dev", text) == at
+    first = commits.read_commits(storage)[0]
+    text = first.created_at.isoformat() + "Z"
+    assert refs.named(storage, text) == Resolved("main", first.manifest_version)
+    assert refs.on_lineage(storage, "dev", "2999-01-01T00:00:00Z") == Resolved(
+        "dev", lineage[-1].manifest_version
+    )
+    with pytest.raises(OptionError, match="has no time zone"):
+        refs.named(storage, "dev@2024-01-31T12:00:00")
+    with pytest.raises(BranchNotFoundError, match="no branch 'nope'"):
+        refs.named(storage, "nope@2024-01-31T12:00:00Z")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +217,7 @@ def test_a_graph_without_lineage_has_no_times(tmp_path: Path) -> None:
     ],
 )
 def test_times_are_iso_8601_or_epoch_milliseconds(text: str, zone: str, expected: datetime) -> None:
-    assert refs.parse_timestamp(text, zone) == expected
+    assert times.parse_timestamp(text, zone) == expected
 
 
 @pytest.mark.parametrize(
@@ -181,15 +225,15 @@ def test_times_are_iso_8601_or_epoch_milliseconds(text: str, zone: str, expected
 )
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="OMNIGRAPH_OPTION"):
-        refs.parse_timestamp(text, "UTC")
+        times.parse_timestamp(text, "UTC")
 
 
 def test_a_time_without_a_zone_is_refused_where_no_zone_is_known() -> None:
     with pytest.raises(OptionError, match=r"OMNIGRAPH_OPTION.*no time zone"):
-        refs.parse_timestamp("2024-01-31T12:00:00", None)
-    assert refs.parse_timestamp("2024-01-31T12:00:00Z", None) == datetime(2024, 1, 31, 12)
+        times.parse_timestamp("2024-01-31T12:00:00", None)
+    assert times.parse_timestamp("2024-01-31T12:00:00Z", None) == datetime(2024, 1, 31, 12)
 
 
 def test_an_unknown_zone_is_refused() -> None:
     with pytest.raises(OptionError, match="Unknown time zone 'Mars/Olympus'"):
-        refs.parse_timestamp("2024-01-31", "Mars/Olympus")
+        times.parse_timestamp("2024-01-31", "Mars/Olympus")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tests.chaos.lab import Lab
 from tests.chaos.scenarios import (
     ambiguity,
+    branches,
     concurrency,
     crash,
     migration,
@@ -22,6 +23,7 @@ SCENARIOS: dict[str, Scenario] = {
     "kill-matrix": crash.kill_matrix,
     "kill-random": crash.kill_random,
     "kill-healer": crash.kill_healer,
+    "kill-on-branch": branches.kill_on_branch,
     "orphans": orphans.orphans,
     "sidecars": orphans.sidecars,
     "healer-versus-live": orphans.healer_versus_live,
@@ -44,6 +46,7 @@ SCENARIOS: dict[str, Scenario] = {
     "future-stamps": migration.future_stamps,
     "same-table": concurrency.same_table,
     "disjoint-tables": concurrency.disjoint_tables,
+    "disjoint-branches": branches.disjoint_branches,
     "new-table-race": concurrency.new_table_race,
     "counters": concurrency.counters,
     "crossing-pairs": concurrency.crossing_pairs,

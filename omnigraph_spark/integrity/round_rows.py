@@ -1,0 +1,213 @@
+"""The rows that one round of a check looks at, and what becomes of those that break a rule.
+
+Runs on the driver: staged rows in tables of the scratch database, published rows as streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from omnigraph_spark import layout
+from omnigraph_spark.engine_schema.model import EngineSchema
+from omnigraph_spark.integrity import rules, sources
+from omnigraph_spark.integrity.rules import TableRules
+from omnigraph_spark.integrity.scratch import Scratch
+from omnigraph_spark.integrity.sources import StagedFile
+from omnigraph_spark.integrity.violations import MOST_SAMPLES, Violation
+from omnigraph_spark.manifest.snapshot import Snapshot
+from omnigraph_spark.storage import Storage
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+NOTHING = "nothing"
+SAME_IDS = "rows of the same ids"
+ALL = "all rows"
+
+
+@dataclass(frozen=True)
+class TableWrite:
+    """What a write does to one table: its staged files, and which rows it `replaces`.
+
+    `replaces` is NOTHING, SAME_IDS (an upsert) or ALL (an overwrite). `made_ids`: the write itself
+    gave every row a new id, which no other row can have.
+    """
+
+    table_key: str
+    replaces: str
+    files: tuple[StagedFile, ...]
+    schema: pa.Schema
+    made_ids: bool = False
+
+
+@dataclass
+class Staged:
+    """The staged rows of one table in the scratch database: its name there, and how many."""
+
+    write: TableWrite
+    rules: TableRules
+    name: str
+    columns: dict[str, str]
+    rows: int = 0
+
+    def column(self, stored: str) -> str:
+        """Return the scratch column of a stored one."""
+        return next(name for name, column in self.columns.items() if column == stored)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What one round asks: the staged `writes` on top of `snapshot`, by the rules of `schema`.
+
+    `unique` looks at `@unique` and `strict` at edges too; `set_aside` takes violating rows out of
+    the write instead of failing it. `seen` are the fragments, by table, that an earlier round found
+    in order.
+    """
+
+    storage: Storage
+    snapshot: Snapshot
+    schema: EngineSchema
+    writes: tuple[TableWrite, ...]
+    unique: bool
+    strict: bool
+    set_aside: bool
+    seen: Mapping[str, frozenset[str]]
+
+
+class RoundRows:
+    """The rows of one round; `read` and `seen` tell afterwards which tables were looked at."""
+
+    def __init__(self, asked: Question, scratch: Scratch) -> None:
+        self._asked = asked
+        self._snapshot = asked.snapshot
+        self._db = scratch
+        ordered = sorted(
+            asked.writes, key=lambda one: (layout.is_edge(one.table_key), one.table_key)
+        )
+        self._staged = {
+            one.table_key: self._described(number, one) for number, one in enumerate(ordered)
+        }
+        self._datasets: dict[str, LanceDataset] = {}
+        self._fragments: dict[str, dict[str, Any]] = {}
+        self.read: dict[str, int] = {}
+        self.seen: dict[str, frozenset[str]] = {}
+
+    # --- staged rows -----------------------------------------------------------------------------
+
+    def _described(self, number: int, write: TableWrite) -> Staged:
+        found = rules.of_table(self._asked.schema, write.table_key)
+        with_ends = self._asked.strict and layout.is_edge(write.table_key)
+        stored = ["id", *(("src", "dst") if with_ends else ())]
+        there = set(write.schema.names)
+        asked = found.unique if self._asked.unique else ()
+        groups = tuple(group for group in asked if set(group) <= there)
+        extra = [c for c in dict.fromkeys(c for group in groups for c in group) if c not in stored]
+        columns = {name: name for name in stored} | {f"c{i}": c for i, c in enumerate(extra)}
+        kept = TableRules(unique=groups, ends=found.ends, card=found.card)
+        return Staged(write, kept, f"s{number}", columns)
+
+    def _load(self, staged: Staged) -> None:
+        name = staged.name
+        self._db.run(
+            f"CREATE TABLE {name}_bad "
+            "(f INTEGER, r BIGINT, rule VARCHAR, col VARCHAR, expected VARCHAR)"
+        )
+        if not staged.write.files:
+            columns = ", ".join(f"{column} VARCHAR" for column in staged.columns)
+            self._db.run(f"CREATE TABLE {name} (f INTEGER, r BIGINT, {columns})")
+            return
+        storage = self._asked.storage
+        stream = sources.staged_rows(storage, staged.write.files, staged.columns)
+        self._db.run(f"CREATE TABLE {name} AS SELECT * FROM incoming", incoming=stream())
+        staged.rows = self._db.value(f"SELECT count(*) FROM {name}")
+
+    # --- what was found --------------------------------------------------------------------------
+
+    def _report(
+        self, staged: Staged, rule: str, column: str, select: str, expected: str, hint: str
+    ) -> None:
+        """Raise what the query (`f`, `r`, `v`) finds, or take its rows out of the write."""
+        self._db.run(f"CREATE OR REPLACE TABLE found AS {select}")
+        told = self._violation(staged.write.table_key, rule, column, expected, hint)
+        if told is None:
+            return
+        if not self._asked.set_aside:
+            raise told.error()
+        values = ", ".join(_text(one) for one in (rule, column, f"expected {expected}"))
+        self._db.run(f"INSERT INTO {staged.name}_bad SELECT f, r, {values} FROM found")
+        self._db.run(
+            f"CREATE OR REPLACE TABLE {staged.name} AS "
+            f"SELECT s.* FROM {staged.name} s ANTI JOIN found b ON s.f = b.f AND s.r = b.r"
+        )
+        staged.rows -= told.count
+
+    def _violation(
+        self, table_key: str, rule: str, column: str, expected: str, hint: str
+    ) -> Violation | None:
+        count = self._db.value("SELECT count(*) FROM found")
+        if not count:
+            return None
+        samples = self._db.run(
+            f"SELECT v FROM (SELECT DISTINCT v FROM found) ORDER BY v LIMIT {MOST_SAMPLES}"
+        )
+        told = tuple(sample for (sample,) in samples)
+        return Violation(table_key, rule, column, count, told, expected, hint)
+
+    def _bad_rows(self) -> dict[str, pa.Table]:
+        if not self._asked.set_aside:
+            return {}
+        found = {
+            key: self._db.table(f"SELECT * FROM {staged.name}_bad ORDER BY f, r")
+            for key, staged in self._staged.items()
+        }
+        return {key: rows for key, rows in found.items() if rows.num_rows}
+
+    # --- published rows --------------------------------------------------------------------------
+
+    def _few(self, table: str, column: str) -> tuple[str, list[str]] | None:
+        """Return the texts to look up where they are few: (column, texts)."""
+        if self._db.value(f"SELECT count(*) FROM {table}") > sources.MOST_LOOKED_UP:
+            return None
+        return column, [text for (text,) in self._db.run(f"SELECT DISTINCT {column} FROM {table}")]
+
+    def _published(
+        self,
+        key: str,
+        columns: dict[str, str],
+        among: tuple[str, list[str]] | None = None,
+        *,
+        whole: bool = False,
+    ) -> pa.RecordBatchReader:
+        """Return the rows of a table in the snapshot; unless `whole`, not those that were seen.
+
+        What was seen is known by its content: an earlier round compared those very rows.
+        """
+        fragments = self._fragments_of(key)
+        seen = None if whole else self._asked.seen.get(key)
+        if seen is None:
+            return sources.published_rows(self._datasets[key], columns, None, among)
+        new = [fragment for told, fragment in fragments.items() if told not in seen]
+        return sources.published_rows(self._datasets[key], columns, new)
+
+    def _fragments_of(self, key: str) -> dict[str, Any]:
+        self._note(key)
+        if key not in self._fragments:
+            entry = self._snapshot.tables[key]
+            dataset = self._asked.storage.dataset(
+                entry.location, entry.table_branch, entry.table_version
+            )
+            self._datasets[key] = dataset
+            self._fragments[key] = sources.fragments_of(dataset)
+            self.seen[key] = frozenset(self._fragments[key])
+        return self._fragments[key]
+
+    def _note(self, key: str) -> None:
+        self.read[key] = self._snapshot.version(key)
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

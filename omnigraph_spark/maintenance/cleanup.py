@@ -1,0 +1,322 @@
+"""Remove what nobody needs any more: old versions, their files, and what dead writers left.
+
+Runs on the driver. The versions that go are named one by one, across `__manifest`, the logs and all
+tables; everything that a version which stays mentions stays (PROTOCOL 27). Version files go first,
+those of `__manifest` before the tables', then, after a second look at what is there by then, the
+files. A cleanup that dies in between leaves files that the next one takes. Not by Lance's own
+cleanup: it goes by the paths in a branch's manifest, and in a graph that was moved deletes what the
+branch reads [run].
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+
+from omnigraph_spark import layout
+from omnigraph_spark.branches import forks, refs
+from omnigraph_spark.errors import CorruptManifestError, OmnigraphError, OptionError
+from omnigraph_spark.history import crash_records
+from omnigraph_spark.history.crash_records import Heartbeat
+from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.maintenance import references, retention
+from omnigraph_spark.maintenance.references import Line, Names
+from omnigraph_spark.maintenance.retention import Pin, Refs
+from omnigraph_spark.manifest import migrations
+from omnigraph_spark.manifest.snapshot import load, open_main
+from omnigraph_spark.progress import Progress
+from omnigraph_spark.storage import ObjectInfo, Storage
+
+WEEK = timedelta(days=7)
+_DAY = timedelta(days=1)
+_TIMEOUTS = 10
+_LOGS = (
+    layout.GRAPH_COMMITS,
+    layout.GRAPH_COMMIT_ACTORS,
+    layout.GRAPH_RUNS,
+    layout.GRAPH_RUN_ACTORS,
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CleanedDataset:
+    """What goes of one dataset: `place` is a table key, or the name of a dataset of the graph.
+
+    `skipped` says why nothing of it goes, None where it was looked through.
+    """
+
+    place: str
+    versions: int = 0
+    files: int = 0
+    bytes: int = 0
+    skipped: str | None = None
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """What a cleanup removed, or would remove (`dry_run`); `before` is the cutoff that it went by.
+
+    `forks` are the forks of deleted branches as `place/branch`, `staged` the left messages.
+    """
+
+    dry_run: bool
+    before: datetime
+    datasets: tuple[CleanedDataset, ...]
+    forks: tuple[str, ...] = ()
+    staged: int = 0
+
+    @property
+    def versions(self) -> int:
+        """Return how many versions go, of all datasets."""
+        return sum(one.versions for one in self.datasets)
+
+    @property
+    def files(self) -> int:
+        """Return how many files go, version files included."""
+        return sum(one.files for one in self.datasets)
+
+    @property
+    def bytes(self) -> int:
+        """Return how many bytes come free."""
+        return sum(one.bytes for one in self.datasets)
+
+
+def cleanup(
+    storage: Storage,
+    older_than: timedelta = WEEK,
+    keep: int = 1,
+    *,
+    dry_run: bool = True,
+    force: bool = False,
+    commit_timeout_seconds: float = 300.0,
+    grace_seconds: float = 10.0,
+    now: datetime | None = None,
+) -> Cleaned:
+    """Remove versions and files that nothing needs, or say what would go (`dry_run`).
+
+    Never younger than a day, nor than ten times `commit_timeout_seconds`, with `force` too: a
+    writer may still stand on it. `grace_seconds` is how often its sign of life is renewed, as in a
+    write. `now` replaces the store's clock in tests.
+
+    Raises:
+        OptionError: `older_than` is under 7 days and `force` isn't given, or `keep` is under 1.
+        GraphNotFoundError: no graph is there.
+        UnsupportedManifestVersion, RecoveryPendingError: the graph can't be written.
+        StorageError: the store failed; what was removed before stays removed.
+    """
+    if keep < 1 or older_than < timedelta(0):
+        raise OptionError("cleanup keeps at least the newest version", expected="keep of 1 or more")
+    if older_than < WEEK and not force:
+        raise OptionError(
+            f"cleanup would remove what is only {older_than} old",
+            expected="older_than of at least 7 days",
+            hint="force=True allows less, if no reader, stream or long job stands on old versions",
+        )
+    age = max(older_than, _DAY, timedelta(seconds=_TIMEOUTS * commit_timeout_seconds))
+    migrations.refuse_newer(open_main(storage))
+    crash_records.refuse_foreign(storage)
+    if dry_run:
+        moment = now or datetime.now(timezone.utc)
+        return _Cleanup(storage, moment - age, keep, True).run()
+    publish_id = new_ulid()
+    # Its own record is the store's clock (PROTOCOL 24).
+    with Heartbeat(storage, publish_id, grace_seconds) as heartbeat:
+        heartbeat.record(layout.MAIN, [], None)
+        try:
+            moment = now or crash_records.renewed_at(storage, publish_id) or _never()
+            return _Cleanup(storage, moment - age, keep, False).run()
+        finally:
+            heartbeat.remove()
+
+
+def _never() -> datetime:
+    """Return a time that makes nothing old: the store lost our own record."""
+    return datetime(1971, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True)
+class _Doomed:
+    """What goes of one dataset: version files, by line, and other files."""
+
+    versions: dict[str | None, list[int]]
+    manifests: list[ObjectInfo]
+    files: list[ObjectInfo]
+
+    def report(self, place: str) -> CleanedDataset:
+        gone = [*self.manifests, *self.files]
+        count = sum(len(numbers) for numbers in self.versions.values())
+        return CleanedDataset(place, count, len(gone), sum(info.size for info in gone))
+
+
+@dataclass
+class _Plan:
+    """What goes of all datasets, by location; forks as (location, branch); left messages."""
+
+    doomed: dict[str, _Doomed] = field(default_factory=dict)
+    skipped: list[CleanedDataset] = field(default_factory=list)
+    orphans: list[tuple[str, str]] = field(default_factory=list)
+    staged: list[ObjectInfo] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Cleanup:
+    storage: Storage
+    cutoff: datetime
+    keep: int
+    dry_run: bool
+
+    def run(self) -> Cleaned:
+        """Plan all, then remove in an order that leaves nothing broken if it stops anywhere."""
+        known = Refs.of(self.storage)
+        pins = self._pins(known)
+        places = self._places()
+        with Progress("cleanup", len(places) * (1 if self.dry_run else 2)) as progress:
+            plan = self._plan(places, pins, known, progress)
+            if not self.dry_run:
+                if Refs.of(self.storage) == known:
+                    self._carry_out(plan, pins, known, progress, places)
+                else:
+                    _log.warning("a branch or tag was made or deleted meanwhile; nothing removed")
+                    plan = _Plan()
+        reports = [one.report(places[location]) for location, one in plan.doomed.items()]
+        return Cleaned(
+            self.dry_run,
+            self.cutoff,
+            tuple(sorted([*reports, *plan.skipped], key=lambda one: one.place)),
+            tuple(f"{places[location]}/{name}" for location, name in plan.orphans),
+            len(plan.staged),
+        )
+
+    def _pins(self, known: Refs) -> set[Pin]:
+        """Return every version of `__manifest` and of the tables that must stay.
+
+        Raises:
+            CorruptManifestError: a branch that is listed has no version.
+            OmnigraphError: a kept graph version can't be read.
+        """
+        manifests = references.lines(self.storage, layout.MANIFEST)
+        made = {}
+        for name in known.names:
+            line = manifests.get(layout.lance_branch(name))
+            if line is None or not line.versions:
+                raise CorruptManifestError(f"Branch {name} is listed and has no version")
+            made[name] = line.made()
+        kept = retention.graph_versions(self.storage, known, made, self.cutoff, self.keep)
+        _log.info("cleanup: %d graph version(s) stay", sum(map(len, kept.values())))
+        own = {(layout.MANIFEST, layout.lance_branch(b), v) for b, n in kept.items() for v in n}
+        return own | retention.pins(self.storage, kept)
+
+    def _plan(
+        self, places: Mapping[str, str], pins: set[Pin], known: Refs, progress: Progress
+    ) -> _Plan:
+        """Say what goes; a dataset that can't be read is left alone as a whole."""
+        plan = _Plan(staged=self._staged())
+        for location, place in places.items():
+            try:
+                found = references.lines(self.storage, location)
+                doomed = self._doomed(location, found, pins)
+                plan.orphans += self._orphans(location, found, pins, known)
+                plan.doomed[location] = doomed
+            except OmnigraphError as error:
+                _log.warning("cleanup leaves %s alone: %s", place, error)
+                plan.skipped.append(CleanedDataset(place, skipped=str(error)))
+            progress.step(f"looked through {place}")
+        return plan
+
+    def _carry_out(
+        self,
+        plan: _Plan,
+        pins: set[Pin],
+        known: Refs,
+        progress: Progress,
+        places: Mapping[str, str],
+    ) -> None:
+        """Remove version files everywhere, look again what is mentioned, remove the files."""
+        for one in plan.doomed.values():
+            self._delete(one.manifests)
+        for location, one in plan.doomed.items():
+            found = references.lines(self.storage, location)
+            again = self._doomed(location, found, pins, all_stay=True)
+            still = {info.path for info in again.files}
+            files = [info for info in one.files if info.path in still]
+            self._delete(files)
+            plan.doomed[location] = _Doomed(one.versions, one.manifests, files)
+            progress.step(f"cleaned up {places[location]}")
+        for location, name in plan.orphans:
+            forks.remove_fork(self.storage, location, name, keep=known.names)
+        self._delete(plan.staged)
+
+    def _places(self) -> dict[str, str]:
+        """Return all datasets of the graph, `__manifest` first, with what they are called."""
+        places = {name: name for name in (layout.MANIFEST, *_LOGS)}
+        for branch in refs.list_branches(self.storage):
+            for key, location in load(self.storage, branch.name).locations.items():
+                places.setdefault(location, key)
+        return places
+
+    def _doomed(
+        self,
+        location: str,
+        found: Mapping[str | None, Line],
+        pins: set[Pin],
+        *,
+        all_stay: bool = False,
+    ) -> _Doomed:
+        """Plan one dataset: which versions go, and which files no version that stays mentions."""
+        named = pins | retention.named_by_lance(self.storage, location)
+        going: dict[str | None, list[int]] = {}
+        manifests: list[ObjectInfo] = []
+        names = Names()
+        for branch, line in found.items():
+            stay = retention.kept_by_age(line.made(), self.cutoff)
+            stay |= {v for v in line.versions if all_stay or (location, branch, v) in named}
+            going[branch] = sorted(set(line.versions) - stay)
+            manifests += [line.versions[number] for number in going[branch]]
+            manifests += [i for i in line.detached if i.last_modified < self.cutoff]
+            references.names_of(self.storage, line, stay, names)
+        return _Doomed(going, manifests, list(self._unnamed(found, names)))
+
+    def _unnamed(self, found: Mapping[str | None, Line], names: Names) -> Iterator[ObjectInfo]:
+        """Yield old files that no version mentions; young ones may be a running writer's."""
+        for line in found.values():
+            for kind, inside in line.files.items():
+                start = len(f"{line.folder}/{kind}/")
+                for info in inside:
+                    if info.last_modified < self.cutoff and not names.mention(
+                        kind, info.path[start:]
+                    ):
+                        yield info
+
+    def _delete(self, found: Sequence[ObjectInfo]) -> None:
+        self.storage.delete_many([info.path for info in found])
+
+    def _orphans(
+        self, location: str, found: Mapping[str | None, Line], pins: set[Pin], known: Refs
+    ) -> list[tuple[str, str]]:
+        """Return the forks of branches that are gone, old and needed by nothing."""
+        needed = {
+            branch
+            for place, branch, _ in pins | retention.named_by_lance(self.storage, location)
+            if place == location
+        }
+        return [
+            (location, name)
+            for name, line in found.items()
+            if name is not None
+            and name not in known.names | needed
+            and (newest := line.newest()) is not None
+            and newest < self.cutoff
+        ]
+
+    def _staged(self) -> list[ObjectInfo]:
+        """Return the messages of writes that are long dead."""
+        alive = {record.publish_id for record in crash_records.others(self.storage, "")}
+        return [
+            info
+            for info in self.storage.list(layout.STAGING)
+            if info.last_modified < self.cutoff and info.path.split("/")[1] not in alive
+        ]

@@ -1,0 +1,210 @@
+"""From a change feed to the pieces of work of a read: plain data, made on the driver.
+
+Of two versions of a table only the fragments that differ are read: those that both have hold the
+same rows. So an append is read as what it added, and nothing is compared. Where both sides have
+fragments of their own, their rows are compared by `id`, in ranges of ids small enough for a task.
+Planning reads metadata, and a few hundred ids of a table that is cut into ranges.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from omnigraph_spark.branches.changes import Change
+from omnigraph_spark.lance_errors import translated
+from omnigraph_spark.manifest.snapshot import TableEntry
+from omnigraph_spark.read.open_datasets import fragments_of
+from omnigraph_spark.read.plan import Scan
+from omnigraph_spark.relocation import open_for_reading
+from omnigraph_spark.storage import Storage
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+_SAMPLES_PER_RANGE = 32
+_ROW_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some fragments of the versions before and after a publish, and a range of ids of them.
+
+    Without a side (None) all rows of the other are new, or gone. The range is `low` <= id < `high`,
+    None for no end.
+    """
+
+    change: Change
+    before: Scan | None
+    after: Scan | None
+    low: str | None = None
+    high: str | None = None
+
+
+Partition = tuple[Piece, ...]
+
+
+@dataclass
+class Planner:
+    """Makes the pieces of a feed; each table version is opened once, on the driver."""
+
+    storage: Storage
+    max_partition_bytes: int
+    _sides: dict[tuple[str, str | None, int], _Side] = field(default_factory=dict)
+
+    def partitions(self, changes: Iterable[Change]) -> list[Partition]:
+        """Return the partitions that read these changes; small pieces go together.
+
+        Raises:
+            VersionNotFoundError, StorageError: a table version was cleaned up, or the store failed.
+        """
+        packed: list[Partition] = []
+        current: list[Piece] = []
+        room = self.max_partition_bytes
+        for change in changes:
+            for size, piece in self._pieces(change):
+                if size > room and current:
+                    packed.append(tuple(current))
+                    current, room = [], self.max_partition_bytes
+                current.append(piece)
+                room -= size
+        if current:
+            packed.append(tuple(current))
+        return packed
+
+    def schema(self, entry: TableEntry) -> pa.Schema:
+        """Return the stored schema of a table version."""
+        return self._side(entry).dataset.schema
+
+    def _side(self, entry: TableEntry) -> _Side:
+        key = (entry.location, entry.table_branch, entry.table_version)
+        if key not in self._sides:
+            self._sides[key] = _Side.of(self.storage, entry)
+        return self._sides[key]
+
+    def _pieces(self, change: Change) -> Iterable[tuple[int, Piece]]:
+        before = None if change.before is None else self._side(change.before)
+        after = None if change.after is None else self._side(change.after)
+        old, new = _different(before, after)
+        if not old or not new:
+            for side, fragments in ((before, old), (after, new)):
+                if side is not None:
+                    yield from self._one_sided(change, side, fragments, side is after)
+            return
+        assert before is not None
+        assert after is not None
+        size = sum(one.size for one in (*old, *new))
+        ranges = -(-size // self.max_partition_bytes)
+        larger = (before, old) if _rows(old) > _rows(new) else (after, new)
+        bounds = _bounds(*larger, ranges) if ranges > 1 else []
+        ends = [None, *bounds, None]
+        for low, high in pairwise(ends):
+            piece = Piece(change, before.scan(old), after.scan(new), low, high)
+            yield size // (len(bounds) + 1), piece
+
+    def _one_sided(
+        self, change: Change, side: _Side, fragments: Sequence[_Fragment], is_after: bool
+    ) -> Iterable[tuple[int, Piece]]:
+        for one in fragments:
+            if one.rows:
+                scan = side.scan([one])
+                pair = (None, scan) if is_after else (scan, None)
+                yield one.size, Piece(change, *pair)
+
+
+@dataclass(frozen=True)
+class _Fragment:
+    number: int
+    content: str
+    rows: int
+    size: int
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One version of a table, opened."""
+
+    entry: TableEntry
+    dataset: LanceDataset
+    token: str
+    fragments: tuple[_Fragment, ...]
+
+    @classmethod
+    def of(cls, storage: Storage, entry: TableEntry) -> _Side:
+        dataset = open_for_reading(storage, entry.location, entry.table_branch, entry.table_version)
+        with translated(f"Reading the fragments of {entry.table_key}"):
+            fragments = tuple(_fragment(one.metadata) for one in dataset.get_fragments())
+        digest = hashlib.blake2b("".join(f.content for f in fragments).encode(), digest_size=8)
+        return cls(entry, dataset, digest.hexdigest(), fragments)
+
+    def scan(self, fragments: Sequence[_Fragment]) -> Scan:
+        return Scan(
+            table_key=self.entry.table_key,
+            location=self.entry.location,
+            table_branch=self.entry.table_branch,
+            version=self.entry.table_version,
+            token=self.token,
+            fragments=tuple(one.number for one in fragments),
+            rows=None,
+            expected_rows=_rows(fragments),
+        )
+
+
+def _fragment(metadata: Any) -> _Fragment:
+    """Return what a fragment holds: two of the same content, in any two versions, are the same."""
+    plain = metadata.to_json()
+    content = [
+        [[one["path"], one["fields"]] for one in plain["files"]],
+        plain.get("deletion_file"),
+        plain.get("overlays"),
+    ]
+    size = sum(file.file_size_bytes or 0 for file in metadata.files)
+    return _Fragment(
+        metadata.id,
+        json.dumps(content, sort_keys=True),
+        metadata.num_rows,
+        size or metadata.physical_rows * _ROW_BYTES,
+    )
+
+
+def _different(
+    before: _Side | None, after: _Side | None
+) -> tuple[Sequence[_Fragment], Sequence[_Fragment]]:
+    """Return the fragments of each side that the other hasn't got."""
+    old = () if before is None else before.fragments
+    new = () if after is None else after.fragments
+    if before is None or after is None:
+        return old, new
+    if not set(before.dataset.schema.names) <= set(after.dataset.schema.names):
+        return old, new  # a dropped column: the same files hold other rows
+    both = {one.content for one in old} & {one.content for one in new}
+    return (
+        [one for one in old if one.content not in both],
+        [one for one in new if one.content not in both],
+    )
+
+
+def _rows(fragments: Iterable[_Fragment]) -> int:
+    return sum(one.rows for one in fragments)
+
+
+def _bounds(side: _Side, fragments: Sequence[_Fragment], ranges: int) -> list[str]:
+    """Return ids that cut the rows of some fragments into about so many equal ranges."""
+    share = ranges * _SAMPLES_PER_RANGE / max(1, _rows(fragments))
+    ids: list[str] = []
+    for one in fragments:
+        wanted = min(one.rows, -(-int(one.rows * share * 1024) // 1024))
+        offsets = sorted({one.rows * number // wanted for number in range(wanted)})
+        if offsets:
+            with translated(f"Reading ids of {side.entry.table_key}"):
+                (fragment,) = fragments_of(side.dataset, side.scan([one]))
+                ids += fragment.take(offsets, columns=["id"])["id"].to_pylist()
+    ids.sort()
+    cuts = [ids[len(ids) * number // ranges] for number in range(1, ranges)] if ids else []
+    return sorted({one for one in cuts if "\x00" not in one and one > ids[0]})

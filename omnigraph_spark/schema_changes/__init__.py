@@ -1,0 +1,1 @@
+"""Change a graph's tables and their properties: each change is one publish."""

@@ -1,0 +1,227 @@
+"""Add, drop and rename properties of one table: one publish each, and no row is written.
+
+Runs on the driver. Old graph versions keep their own columns. The schema files follow as
+`write/property_files.py` says: a property leaves them before its column goes, and enters them after
+its column is published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark.sql.types import DataType, StructField
+
+from omnigraph_spark import arrow_types, engine_schema, engine_types, layout
+from omnigraph_spark.arrow_types import NewColumn
+from omnigraph_spark.engine_schema.model import (
+    SYSTEM_COLUMNS,
+    Constraint,
+    LeftOut,
+    NodeType,
+    Property,
+    engine_type_of,
+)
+from omnigraph_spark.errors import (
+    OmnigraphError,
+    OptionError,
+    PublishOutcomeUnknown,
+    SchemaMismatchError,
+    UnsupportedError,
+)
+from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.options import WriteOptions
+from omnigraph_spark.storage import Storage
+from omnigraph_spark.write import merge_schema, property_files
+from omnigraph_spark.write.commit import Committed, commit
+from omnigraph_spark.write.plan import ALTER, TableTarget, WritePlan, head, plan_write
+from omnigraph_spark.write.property_files import Forgotten
+
+
+def add_property(
+    storage: Storage, options: WriteOptions, table: str, name: str, kind: str | DataType
+) -> Committed:
+    """Add a nullable property; rows that are there have null.
+
+    `kind` is an engine type such as `String?` or `Vector(4)?`, or a Spark type. Where the table has
+    that column already, nothing is published, and the schema files learn of it if they may.
+
+    Raises:
+        OptionError: a type that allows no nulls, or none at all.
+        SchemaMismatchError: a name that no column can have, or a column of another type is there.
+        TableNotFoundError: no such table.
+        CommitTimeoutError, PublishOutcomeUnknown, StorageError: as a write.
+    """
+    column = _column(name, kind)
+    plan = _plan(storage, options, table)
+    (target,) = plan.targets.values()
+    key = target.table_key
+    properties = {key: merge_schema.named(key, [column])}
+    if name in target.schema.names:
+        there = target.schema.field(name)
+        if str(there.type) != str(column.field.type):
+            raise SchemaMismatchError(
+                f"{key} has a column {name} of another type",
+                expected=str(column.field.type),
+                found=str(there.type),
+                hint="Drop or rename that property first",
+                table_key=key,
+                column=name,
+            )
+        property_files.name_added(storage, properties)
+        return Committed(plan.publish_id, load(storage, plan.branch).graph_version, skipped=True)
+    wide = merge_schema.with_columns(target, [column.field])
+    return commit(replace(plan, targets={key: wide}, new_properties=properties), [])
+
+
+def drop_property(storage: Storage, options: WriteOptions, table: str, name: str) -> Committed:
+    """Drop a property; its values stay in older graph versions.
+
+    Raises:
+        SchemaMismatchError: the table has no such property, or it is its key, `id`, `src` or `dst`.
+        UnsupportedError: an interface declares it, or another branch's table must have a value.
+        TableNotFoundError: no such table.
+        CommitTimeoutError, PublishOutcomeUnknown, StorageError: as a write.
+    """
+    plan = _plan(storage, options, table)
+    (target,) = plan.targets.values()
+    _check_free(storage, plan, target, name)
+    return _reshaped(storage, plan, target, {name: None})
+
+
+def rename_property(
+    storage: Storage, options: WriteOptions, table: str, old: str, new: str
+) -> Committed:
+    """Give a property another name; values and indices stay, and older versions have the old name.
+
+    Raises:
+        SchemaMismatchError: the table has no such property, it is its key, `id`, `src` or `dst`, or
+            no column can have the new name.
+        UnsupportedError: an interface declares it, or another branch's table must have a value.
+        TableNotFoundError: no such table.
+        CommitTimeoutError, PublishOutcomeUnknown, StorageError: as a write.
+    """
+    plan = _plan(storage, options, table)
+    (target,) = plan.targets.values()
+    _check_free(storage, plan, target, old)
+    names = target.schema.names
+    if new in names:
+        raise SchemaMismatchError(
+            f"{target.table_key} has a column {new} already",
+            expected="another name",
+            table_key=target.table_key,
+            column=new,
+        )
+    rest = [name for name in names if name != old]
+    arrow_types.check_new_names([*rest, new], target.table_key, rest)
+    field = target.schema.field(old)
+    if not field.nullable and isinstance(engine_type_of(field.with_name(new), {}), LeftOut):
+        raise SchemaMismatchError(
+            f"{target.table_key}.{old} allows no nulls, and the engine can't see the name {new}",
+            expected="a name that begins with a small letter or _, of ASCII letters, digits and _",
+            found=new,
+            table_key=target.table_key,
+            column=old,
+        )
+    return _reshaped(storage, plan, target, {old: new})
+
+
+def _plan(storage: Storage, options: WriteOptions, table: str) -> WritePlan:
+    snapshot = head(storage, options)
+    if ":" in table:
+        layout.split_table_key(table)
+        key = snapshot.entry(table).table_key
+    else:
+        layout.check_type_name(table)
+        key = snapshot.entry(snapshot.resolve(table)).table_key
+    return plan_write(storage, options, {key: None})
+
+
+def _column(name: str, kind: str | DataType) -> NewColumn:
+    if isinstance(kind, DataType):
+        return arrow_types.new_property(StructField(name, kind, True))
+    engine = engine_types.parse(kind)
+    if not engine.nullable:
+        raise OptionError(
+            f"A new property must allow nulls: rows that are there have no value of {name}",
+            expected=f"{kind.strip()}?",
+            found=kind,
+        )
+    if not engine_types.can_name(name):
+        return NewColumn(pa.field(name, engine_types.to_arrow(engine)), None, False)
+    return NewColumn(engine_types.arrow_field(name, engine), engine, False)
+
+
+def _check_free(storage: Storage, plan: WritePlan, target: TableTarget, name: str) -> None:
+    """Refuse columns that must stay as they are, before anything is changed."""
+    key = target.table_key
+    known = (engine_schema.read(storage) or engine_schema.EngineSchema()).of_table(key)
+    kind, _ = layout.split_table_key(key)
+    fixed = SYSTEM_COLUMNS[kind]
+    is_key = isinstance(known, NodeType) and known.key == name
+    if name in fixed or is_key or name not in target.schema.names:
+        free = [n for n in target.schema.names if n not in fixed]
+        raise SchemaMismatchError(
+            f"{key} has no property {name}"
+            if name not in target.schema.names
+            else f"{name} of {key} {'is its key' if is_key else 'is no property'}, and has to stay",
+            expected=f"one of {', '.join(free)[:300]}",
+            found=name,
+            table_key=key,
+            column=name,
+        )
+    if target.schema.field(name).nullable:
+        return
+    for branch, schema in property_files.table_schemas(storage, key):
+        if branch != plan.branch and name in schema.names:
+            raise UnsupportedError(
+                f"{key}.{name} allows no nulls, and branch {branch} has it too",
+                expected="a property that allows nulls, or that this branch alone has",
+                hint="There is one schema for all branches: the engine would write rows to that"
+                " branch without the property. Delete the branch first",
+            )
+
+
+def _reshaped(
+    storage: Storage, plan: WritePlan, target: TableTarget, names: Mapping[str, str | None]
+) -> Committed:
+    """Commit other columns of a table; the schema files name none that a table lacks meanwhile."""
+    key = target.table_key
+    old = frozenset(names)
+    forgotten = property_files.forget(storage, key, old)
+    altered = replace(target, mode=ALTER, renamed=tuple(names.items()))
+    try:
+        done = commit(replace(plan, mode=ALTER, targets={key: altered}), [])
+    except PublishOutcomeUnknown:
+        raise
+    except OmnigraphError:
+        property_files.quietly_name(storage, {key: forgotten})
+        raise
+    property_files.forget(storage, key, old)  # a writer that added it at once may have named it
+    renamed = _under(forgotten, names, target.schema)
+    property_files.quietly_name(storage, {key: renamed})
+    return done
+
+
+def _under(forgotten: Forgotten, names: Mapping[str, str | None], schema: pa.Schema) -> Forgotten:
+    """Return what is to be named under the new names; what was dropped is left out.
+
+    A column that the files didn't name, since another branch had it by the old name, may be named
+    now by what its type tells.
+    """
+    properties, rules = [], []
+    known = {one.name: one for one in forgotten.properties}
+    for old, new in names.items():
+        if new is None:
+            continue
+        engine = engine_type_of(schema.field(old).with_name(new), {})
+        if not isinstance(engine, LeftOut):
+            there = known.get(old, Property(new, engine))
+            properties.append(Property(new, there.type, there.annotations))
+    for rule in forgotten.rules:
+        columns = tuple(names.get(name, name) for name in rule.columns)
+        if None not in columns:
+            kept = tuple(name for name in columns if name is not None)
+            rules.append(Constraint(rule.kind, kept, rule.bounds, rule.pattern))
+    return Forgotten(tuple(properties), tuple(rules))

@@ -1,0 +1,31 @@
+"""Which tables a write doesn't touch and yet guards (DESIGN 5, "Guards"; PROTOCOL 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omnigraph_spark import engine_schema, layout
+from omnigraph_spark.engine_schema.model import EngineSchema
+from omnigraph_spark.manifest.snapshot import Snapshot
+from omnigraph_spark.write.plan import APPEND, MERGE, WritePlan
+
+KEEPS_IDS = frozenset({APPEND, MERGE})
+"""Modes that take no node id away, so that no edge can lose its end."""
+
+
+def untouched_guards(plan: WritePlan, snapshot: Snapshot, touched: Sequence[str]) -> frozenset[str]:
+    """Return the untouched tables whose publishes must collide with this one; on the driver."""
+    created = [key for key in touched if key not in snapshot.tables]
+    replaced = plan.mode not in KEEPS_IDS
+    gone = {*touched, *plan.dropped}
+    if not replaced and not any(layout.is_edge(key) for key in created):
+        return frozenset()
+    schema = engine_schema.read(plan.storage) or EngineSchema()
+    guards: set[str] = set()
+    for edge in schema.edges.values():
+        ends = {layout.table_key(layout.NODE, end) for end in (edge.source, edge.target)}
+        if edge.table_key in created:
+            guards |= ends
+        if replaced and ends & gone:
+            guards.add(edge.table_key)
+    return frozenset(key for key in guards if key in snapshot.tables)

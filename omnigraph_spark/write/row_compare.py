@@ -1,0 +1,87 @@
+"""Which rows of two columns differ, where null equals null and NaN equals NaN; runs in tasks.
+
+0.0 and -0.0 differ: they are different values to store.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyarrow import types as pt
+
+Flags = NDArray[np.bool_]
+_BITS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+
+
+def differing(left: pa.Array, right: pa.Array) -> Flags:
+    """Return True for each row whose value differs; both columns are of one type and length."""
+    left, right = _plain(left), _plain(right)
+    null, other = _flags(left.is_null()), _flags(right.is_null())
+    found: Flags = np.not_equal(null, other)
+    compare = np.flatnonzero(~null & ~other)
+    if len(compare):
+        if len(compare) < len(left):
+            rows = pa.array(compare)
+            left, right = left.take(rows), right.take(rows)
+        found[compare] = _values_differ(left, right)
+    return found
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = column.storage
+    if pt.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column
+
+
+def _flags(column: pa.Array) -> Flags:
+    found: Flags = column.to_numpy(zero_copy_only=False).astype(bool)
+    return found
+
+
+def _values_differ(left: pa.Array, right: pa.Array) -> Flags:
+    """Compare rows of which none is null."""
+    kind = left.type
+    if pt.is_struct(kind):
+        found = np.zeros(len(left), dtype=bool)
+        for one, other in zip(left.flatten(), right.flatten(), strict=True):
+            found |= differing(one, other)
+        return found
+    if pt.is_fixed_size_list(kind):
+        inner = differing(left.flatten(), right.flatten())
+        width = kind.list_size
+        if not width:
+            return np.zeros(len(left), dtype=bool)
+        return np.asarray(inner.reshape(len(left), width).any(axis=1), dtype=bool)
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        return _lists_differ(left, right)
+    if pt.is_floating(kind):
+        bits = _BITS[kind.bit_width]
+        same = pc.equal(left.view(bits), right.view(bits))
+        both = pc.and_(_is_nan(left), _is_nan(right))
+        return _flags(pc.invert(pc.or_(same, both)))
+    if pt.is_map(kind):
+        return np.array([a != b for a, b in zip(left, right, strict=True)], dtype=bool)
+    return _flags(pc.not_equal(left, right))
+
+
+def _is_nan(column: pa.Array) -> Any:
+    wide = column.cast(pa.float32()) if pt.is_float16(column.type) else column
+    return pc.is_nan(wide)
+
+
+def _lists_differ(left: pa.Array, right: pa.Array) -> Flags:
+    lengths = [pc.list_value_length(one).to_numpy(zero_copy_only=False) for one in (left, right)]
+    found: Flags = np.not_equal(lengths[0], lengths[1])
+    compare = np.flatnonzero(~found & (lengths[0] > 0))
+    if len(compare):
+        rows = pa.array(compare)
+        inner = differing(left.take(rows).flatten(), right.take(rows).flatten())
+        starts = np.concatenate(([0], np.cumsum(lengths[0][compare])[:-1]))
+        found[compare] = np.logical_or.reduceat(inner, starts)
+    return found

@@ -1,0 +1,179 @@
+"""Commit an upsert of one table: its Lance operation, and what a lost round does again.
+
+Runs on the driver, in the rounds of a write. Offsets of replaced rows hold only for the version
+that was matched; where another write published the table meanwhile, the staged rows are matched
+again, against the newly pinned version, and staged anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from omnigraph_spark.arrow_write import to_table_batch
+from omnigraph_spark.errors import IntegrityError
+from omnigraph_spark.lance_errors import translated
+from omnigraph_spark.manifest.snapshot import Snapshot
+from omnigraph_spark.write import deletes, field_map, matches, stage, staged_files
+from omnigraph_spark.write.plan import DELETE, MERGE, TableTarget, WritePlan
+from omnigraph_spark.write.stage import StagedTable
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+_READ_ROWS = 8_192
+
+ByTable = Mapping[str, list[StagedTable]]
+"""What was staged, by table key."""
+
+_log = logging.getLogger(__name__)
+
+
+def replaced_rows(staged: Sequence[StagedTable]) -> int:
+    """Return how many stored rows the staged ones replace."""
+    return matches.changed_rows(match for one in staged for match in one.matches)
+
+
+def operation(head: LanceDataset, staged: Sequence[StagedTable], new: list[Any]) -> Any:
+    """Return the Lance operation that adds fragments and takes out the rows they replace.
+
+    `head` has the content of the version that was matched. Without replaced rows it is an append.
+
+    Raises:
+        StorageError: a deletion file couldn't be written.
+    """
+    from lance import LanceOperation
+
+    grouped = matches.by_fragment(match for one in staged for match in one.matches if match.rows)
+    if not grouped:
+        return LanceOperation.Append(new)
+    updated, gone = [], []
+    with translated("Taking replaced rows out of their fragments"):
+        for number, found in sorted(grouped.items()):
+            stored = head.get_fragment(number)
+            assert stored is not None
+            left = stored.delete_rows(matches.united(found))
+            if left is None:
+                gone.append(number)
+            else:
+                updated.append(left)
+    if not new:
+        return LanceOperation.Delete(updated, gone, "rows that a write names by id")
+    return LanceOperation.Update(
+        removed_fragment_ids=gone,
+        updated_fragments=updated,
+        new_fragments=new,
+        fields_modified=[],
+        update_mode="rewrite_rows",
+    )
+
+
+def refuse_doubles(plan: WritePlan, by_table: ByTable) -> None:
+    """Refuse an upsert in which two rows of different tasks matched one stored row.
+
+    Keys that the table doesn't have yet are compared by the check inside the round.
+
+    Raises:
+        IntegrityError: there are such rows; nothing was committed, the staged files are deleted.
+        StorageError: the store failed.
+    """
+    for key, staged in by_table.items() if plan.mode == MERGE else ():
+        grouped = matches.by_fragment(match for one in staged for match in one.matches)
+        if not any(len(found) > 1 for found in grouped.values()):
+            continue
+        target = plan.targets[key]
+        dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
+        try:
+            matches.refuse_doubles(dataset, key, grouped)
+        except IntegrityError:
+            staged_files.delete(plan, [one for every in by_table.values() for one in every])
+            raise
+
+
+def matched(
+    plan: WritePlan, by_table: ByTable, snapshot: Snapshot
+) -> tuple[WritePlan, ByTable] | None:
+    """Return the plan and the staged tables matched to the snapshot; None where they are.
+
+    Raises:
+        OmnigraphError: as `rematched`.
+    """
+    stale = [key for key in sorted(by_table) if by_table[key] and is_stale(plan, snapshot, key)]
+    if not stale:
+        return None
+    targets, staged = dict(plan.targets), dict(by_table)
+    for key in stale:
+        targets[key], staged[key] = rematched(plan, snapshot, key, by_table[key])
+    again = replace(plan, targets=targets)
+    refuse_doubles(again, staged)  # two new rows of one key are two updates by now
+    return again, staged
+
+
+def for_round(plan: WritePlan, by_table: ByTable, snapshot: Snapshot) -> tuple[WritePlan, ByTable]:
+    """Return what a round commits: a delete's rows with the edges that go with them.
+
+    Raises:
+        IntegrityError, StorageError: as `deletes.with_edges`.
+    """
+    if plan.mode != DELETE:
+        return plan, by_table
+    return deletes.with_edges(plan, by_table, snapshot)
+
+
+def is_stale(plan: WritePlan, snapshot: Snapshot, key: str) -> bool:
+    """Tell whether an upsert's rows of a table were matched against another version."""
+    entry = snapshot.tables.get(key)
+    if plan.mode not in (MERGE, DELETE) or entry is None:
+        return False
+    target = plan.targets[key]
+    return target.mode != plan.mode or target.version != entry.table_version
+
+
+def rematched(
+    plan: WritePlan, snapshot: Snapshot, key: str, staged: Sequence[StagedTable]
+) -> tuple[TableTarget, list[StagedTable]]:
+    """Match staged rows again, against the version that the snapshot pins; stages them anew.
+
+    Only the columns that the frame brought are taken from the staged files, so that what others
+    wrote to the other ones stays. A row that changed nothing when it was first matched counts as
+    written then. The old files are left to cleanup.
+
+    Raises:
+        SchemaMismatchError: the table's schema isn't the one the rows were staged under.
+        IntegrityError: a row that was an update is new by now and lacks what may not be null.
+        StorageError: the store failed.
+    """
+    old = plan.targets[key]
+    entry = snapshot.tables[key]
+    target = replace(old, mode=plan.mode, version=entry.table_version)
+    if plan.mode == DELETE:
+        before = plan.storage.dataset(old.location, old.table_branch, old.version)
+        ids = deletes.deleted_ids(before, {key: list(staged)}, key)
+        batches = (pa.RecordBatch.from_arrays([one], names=["id"]) for one in ids)
+        return target, [stage.restage(plan, target, batches)]
+    dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
+    now = field_map.of_dataset(dataset)
+    _log.info("write %s: matching %s again at %d", plan.publish_id, key, target.version)
+    again = []
+    for one in staged:
+        if one.fragments:
+            field_map.check(key, one.fields, now)
+            again.append(stage.restage(plan, target, _rows(plan, target, one)))
+    return target, [one for one in again if one.fragments or one.matches]
+
+
+def _rows(plan: WritePlan, target: TableTarget, staged: StagedTable) -> Iterator[pa.RecordBatch]:
+    """Read the rows of a task's files again, in the columns that its frame brought."""
+    names = list(staged.columns or target.schema.names)
+    schema = pa.schema([target.schema.field(name) for name in names])
+    line = f"/tree/{target.table_branch}" if target.table_branch else ""
+    for fragment in staged.fragments:
+        path = f"{target.location}{line}/data/{fragment['files'][0]['path']}"
+        reader = plan.storage.data_file(path, names)
+        with translated(f"Reading {path}"):
+            for batch in reader.read_all(batch_size=_READ_ROWS).to_batches():
+                yield to_table_batch(batch, schema, target.table_key)

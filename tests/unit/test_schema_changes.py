@@ -1,0 +1,354 @@
+"""Tables and properties come and go, one publish each; old versions read as before (issue 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import DoubleType
+
+from omnigraph_spark import engine_schema, faults
+from omnigraph_spark.branches import manage
+from omnigraph_spark.branches.refs import Resolved
+from omnigraph_spark.branches.restore import restore
+from omnigraph_spark.errors import (
+    ExpectedVersionMismatch,
+    IntegrityError,
+    OmnigraphError,
+    OptionError,
+    SchemaMismatchError,
+    TableNotFoundError,
+    UnsupportedError,
+)
+from omnigraph_spark.history import commits
+from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.options import WriteOptions
+from omnigraph_spark.schema_changes import properties as changes
+from omnigraph_spark.schema_changes import tables
+from omnigraph_spark.storage import Storage
+from omnigraph_spark.write.commit import commit
+from omnigraph_spark.write.plan import NewTable
+from tests.format_checker import check_graph
+from tests.support import columns, graphs, writes
+from tests.support.columns import properties, rows_of
+from tests.support.writes import COMPANY, KNOWS, PERSON, Died, die, once
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Iterator[Storage]:
+    yield writes.new_graph(Storage.at(str(tmp_path / "g")))
+    faults.disarm()
+
+
+FIRST = {"id": "first", "name": "first", "age": 0}
+
+
+def asked(graph: Storage, **more: str) -> WriteOptions:
+    return writes.write_options(graph, **more)
+
+
+def dev(graph: Storage) -> None:
+    manage.create_branch(graph, "dev", Resolved("main", None))
+
+
+# --- add ---------------------------------------------------------------------------------------
+
+
+def test_an_added_property_is_one_publish_with_lineage_and_older_versions_lack_it(
+    graph: Storage,
+) -> None:
+    before = load(graph).graph_version
+    done = changes.add_property(graph, asked(graph, actor="ann"), PERSON, "nick", "String?")
+    assert done.graph_version == before + 1
+    assert rows_of(graph, PERSON) == [{**FIRST, "nick": None}]
+    assert rows_of(graph, PERSON, before) == [FIRST]
+    assert properties(graph, PERSON)["nick"] == "String?"
+    assert commits.read_commits(graph)[-1].manifest_version == before + 1
+    writes.write(graph, {PERSON: ["next"]})
+    assert [r["nick"] for r in rows_of(graph, PERSON)] == [None, "next"]
+    assert check_graph(graph.root) == []
+
+
+def test_a_property_that_is_there_already_is_not_published_again(graph: Storage) -> None:
+    changes.add_property(graph, asked(graph), "Person", "score", DoubleType())
+    before = load(graph)
+    assert changes.add_property(graph, asked(graph), "Person", "score", "F64?").skipped
+    assert load(graph) == before
+    with pytest.raises(SchemaMismatchError, match="OMNIGRAPH_SCHEMA_MISMATCH.*another type"):
+        changes.add_property(graph, asked(graph), "Person", "score", "I32?")
+
+
+def test_a_property_that_a_dying_writer_left_unnamed_is_named_by_the_next_call(
+    graph: Storage,
+) -> None:
+    faults.arm("commit.published", die)
+    with pytest.raises(Died):
+        changes.add_property(graph, asked(graph), PERSON, "nick", "enum(a, b)?")
+    faults.disarm()
+    assert "nick" not in properties(graph, PERSON)
+    assert changes.add_property(graph, asked(graph), PERSON, "nick", "enum(a, b)?").skipped
+    assert properties(graph, PERSON)["nick"] == "enum(a, b)?"
+
+
+@pytest.mark.parametrize("kind", ["String", "Vector(3)", "Nonsense"])
+def test_a_new_property_must_allow_nulls(graph: Storage, kind: str) -> None:
+    before = graphs.file_hashes(Path(graph.root))
+    with pytest.raises(OptionError, match="OMNIGRAPH_OPTION"):
+        changes.add_property(graph, asked(graph), PERSON, "nick", kind)
+    assert graphs.file_hashes(Path(graph.root)) == before
+
+
+# --- drop and rename ---------------------------------------------------------------------------
+
+
+def test_a_dropped_property_is_gone_from_now_on_and_there_in_older_versions(
+    graph: Storage,
+) -> None:
+    before = load(graph).graph_version
+    done = changes.drop_property(graph, asked(graph), PERSON, "age")
+    assert done.graph_version == before + 1
+    assert rows_of(graph, PERSON) == [{"id": "first", "name": "first"}]
+    assert rows_of(graph, PERSON, before) == [FIRST]
+    assert properties(graph, PERSON) == {"name": "String"}
+    assert check_graph(graph.root) == []
+
+
+def test_a_property_that_was_dropped_and_added_again_has_no_old_values(graph: Storage) -> None:
+    changes.drop_property(graph, asked(graph), PERSON, "age")
+    changes.add_property(graph, asked(graph), PERSON, "age", "I32?")
+    assert rows_of(graph, PERSON) == [{**FIRST, "age": None}]
+    writes.write(graph, {PERSON: ["next"]})
+    assert [r["age"] for r in rows_of(graph, PERSON)] == [None, 0]
+
+
+def test_a_renamed_property_keeps_its_values_and_its_index(graph: Storage) -> None:
+    dataset = graph.dataset(load(graph).entry(PERSON).location)
+    assert dataset.schema.names == ["id", "name", "age"]
+    before = load(graph).graph_version
+    changes.rename_property(graph, asked(graph), PERSON, "age", "years")
+    assert rows_of(graph, PERSON) == [{"id": "first", "name": "first", "years": 0}]
+    assert rows_of(graph, PERSON, before) == [FIRST]
+    assert properties(graph, PERSON) == {"name": "String", "years": "I32?"}
+    writes.write(graph, {PERSON: ["next"]})
+    assert [r["years"] for r in rows_of(graph, PERSON)] == [0, 0]
+    assert check_graph(graph.root) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "name"), [(PERSON, "id"), (PERSON, "name"), (KNOWS, "src"), (PERSON, "ghost")]
+)
+def test_the_key_and_the_fixed_columns_stay(graph: Storage, table: str, name: str) -> None:
+    before = graphs.file_hashes(Path(graph.root))
+    with pytest.raises(SchemaMismatchError, match="OMNIGRAPH_SCHEMA_MISMATCH"):
+        changes.drop_property(graph, asked(graph), table, name)
+    with pytest.raises(SchemaMismatchError, match="OMNIGRAPH_SCHEMA_MISMATCH"):
+        changes.rename_property(graph, asked(graph), table, name, "other")
+    assert graphs.file_hashes(Path(graph.root)) == before
+
+
+@pytest.mark.parametrize("new", ["name", "a.b", "_rowid", "NAME"])
+def test_a_name_that_is_taken_or_that_no_column_can_have_is_refused(
+    graph: Storage, new: str
+) -> None:
+    with pytest.raises(SchemaMismatchError, match="OMNIGRAPH_SCHEMA_MISMATCH"):
+        changes.rename_property(graph, asked(graph), PERSON, "age", new)
+    assert properties(graph, PERSON) == {"age": "I32?", "name": "String"}
+
+
+def test_a_property_that_another_branch_still_has_leaves_the_schema_files_only(
+    graph: Storage,
+) -> None:
+    dev(graph)
+    changes.rename_property(graph, asked(graph, branch="dev"), PERSON, "age", "years")
+    assert properties(graph, PERSON) == {"name": "String"}
+    assert rows_of(graph, PERSON) == [FIRST]
+    assert "years" in columns.table(graph, PERSON, branch="dev").schema.names
+    assert check_graph(graph.root) == []
+    changes.rename_property(graph, asked(graph), PERSON, "age", "years")
+    assert properties(graph, PERSON) == {"name": "String", "years": "I32?"}
+    assert check_graph(graph.root) == []
+
+
+def test_a_property_that_allows_no_nulls_stays_while_another_branch_has_it(
+    graph: Storage,
+) -> None:
+    name = COMPANY, "name"
+    engine_schema_text = graph.get("_schema.pg")
+    assert engine_schema_text is not None
+    writes.write(graph, {"node:City": ["c"]}, new={"node:City": NewTable(writes.NODE_SCHEMA)})
+    dev(graph)
+    with pytest.raises(UnsupportedError, match=r"OMNIGRAPH_UNSUPPORTED.*branch dev"):
+        changes.drop_property(graph, asked(graph), "node:City", name[1])
+    manage.delete_branch(graph, "dev")
+    changes.drop_property(graph, asked(graph), "node:City", name[1])
+    assert check_graph(graph.root) == []
+
+
+def test_a_failed_drop_leaves_the_schema_files_as_they_were(graph: Storage) -> None:
+    before = load(graph).tables
+
+    def broken() -> None:
+        raise OSError("disk full")
+
+    faults.arm("publish.sending", broken)
+    with pytest.raises(OmnigraphError):
+        changes.drop_property(graph, asked(graph), PERSON, "age")
+    faults.disarm()
+    assert load(graph).tables == before
+    assert properties(graph, PERSON) == {"name": "String", "age": "I32?"}
+    assert engine_schema.agree(graph)
+    assert "age" in graph.dataset(before[PERSON].location).schema.names
+
+
+@pytest.mark.parametrize("point", ["commit.before_table", "table.after_commit", "commit.published"])
+def test_a_dying_drop_leaves_nothing_that_the_schema_files_name_and_a_table_lacks(
+    graph: Storage, point: str
+) -> None:
+    faults.arm(point, die)
+    with pytest.raises(Died):
+        changes.drop_property(graph, asked(graph), PERSON, "age")
+    faults.disarm()
+    assert check_graph(graph.root, crashed=True) == []
+
+
+def test_an_append_that_publishes_while_a_property_is_dropped_keeps_its_rows(
+    graph: Storage,
+) -> None:
+    faults.arm("commit.before_table", once(lambda: writes.write(graph, {PERSON: ["rival"]})))
+    changes.drop_property(graph, asked(graph), PERSON, "age")
+    assert [r["id"] for r in rows_of(graph, PERSON)] == ["first", "rival"]
+    assert "age" not in rows_of(graph, PERSON)[0]
+    assert check_graph(graph.root) == []
+
+
+def test_rows_that_were_staged_before_a_property_was_dropped_are_refused(graph: Storage) -> None:
+    planned = writes.plan(graph, [PERSON])
+    staged = writes.stage_rows(planned, {PERSON: ["late"]})
+    changes.drop_property(graph, asked(graph), PERSON, "age")
+    with pytest.raises(SchemaMismatchError, match="OMNIGRAPH_SCHEMA_MISMATCH.*column age"):
+        commit(planned, staged)
+    assert [r["id"] for r in rows_of(graph, PERSON)] == ["first"]
+
+
+def test_a_restore_over_changed_properties_keeps_the_schema_files_in_step(
+    graph: Storage,
+) -> None:
+    first = load(graph).graph_version
+    changes.add_property(graph, asked(graph), PERSON, "nick", "String?")
+    changes.drop_property(graph, asked(graph), PERSON, "age")
+    second = load(graph).graph_version
+    restore(graph, writes.write_options(graph, "overwrite"), str(first))
+    assert rows_of(graph, PERSON) == [FIRST]
+    assert properties(graph, PERSON) == {"name": "String", "age": "I32?"}
+    assert check_graph(graph.root) == []
+    restore(graph, writes.write_options(graph, "overwrite"), str(second))
+    assert rows_of(graph, PERSON) == [{"id": "first", "name": "first", "nick": None}]
+    assert properties(graph, PERSON) == {"name": "String", "nick": "String?"}
+    assert check_graph(graph.root) == []
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+def test_an_added_table_is_empty_and_takes_rows(graph: Storage) -> None:
+    tables.add_table(graph, asked(graph, keys="City: name"), "node:City", "name STRING, size INT")
+    tables.add_table(
+        graph, asked(graph, endpoints="LivesIn: Person -> City"), "edge:LivesIn", "since DATE"
+    )
+    assert columns.table(graph, "node:City").schema.names == ["id", "name", "size"]
+    assert columns.table(graph, "edge:LivesIn").schema.names == ["id", "src", "dst", "since"]
+    assert load(graph).entry("node:City").row_count == 0
+    writes.write(graph, {"node:City": ["c"]})
+    assert [r["id"] for r in rows_of(graph, "node:City")] == ["c"]
+    with pytest.raises(OptionError, match=r"OMNIGRAPH_OPTION.*node:City is there already"):
+        tables.add_table(graph, asked(graph), "node:City", "name STRING")
+    assert check_graph(graph.root) == []
+
+
+def test_a_table_that_a_rival_makes_at_the_same_moment_is_made_once(graph: Storage) -> None:
+    def rival() -> None:
+        tables.add_table(graph, asked(graph), "node:City", "name STRING")
+
+    faults.arm("commit.entered", once(rival))
+    with pytest.raises(ExpectedVersionMismatch, match="OMNIGRAPH_EXPECTED_VERSION_MISMATCH"):
+        tables.add_table(graph, asked(graph), "node:City", "name STRING")
+    assert load(graph).entry("node:City").row_count == 0
+    assert check_graph(graph.root) == []
+
+
+def test_a_dropped_table_is_gone_and_its_data_and_older_versions_stay(graph: Storage) -> None:
+    before = load(graph)
+    done = tables.drop_table(graph, asked(graph), ["Company"])
+    assert done.graph_version == before.graph_version + 1
+    assert COMPANY not in load(graph).tables
+    assert rows_of(graph, COMPANY, before.graph_version) == [FIRST]
+    with pytest.raises(TableNotFoundError, match="OMNIGRAPH_TABLE_NOT_FOUND"):
+        tables.drop_table(graph, asked(graph), [COMPANY])
+    assert check_graph(graph.root) == []
+    tables.add_table(graph, asked(graph, keys="Company: name"), COMPANY, "name STRING, age INT")
+    writes.write(graph, {COMPANY: ["new"]})
+    assert [r["id"] for r in rows_of(graph, COMPANY)] == ["new"]
+    assert check_graph(graph.root) == []
+
+
+def test_a_node_table_goes_only_together_with_the_edge_tables_that_end_there(
+    graph: Storage,
+) -> None:
+    before = load(graph).tables
+    with pytest.raises(IntegrityError, match=r"OMNIGRAPH_INTEGRITY.*edge:Knows"):
+        tables.drop_table(graph, asked(graph), [PERSON])
+    assert load(graph).tables == before
+    tables.drop_table(graph, asked(graph), [PERSON, KNOWS])
+    assert set(load(graph).tables) == {COMPANY}
+    assert check_graph(graph.root) == []
+
+
+def test_an_edge_table_that_is_made_while_its_end_is_dropped_stops_the_drop(
+    graph: Storage,
+) -> None:
+    def rival() -> None:
+        tables.add_table(graph, asked(graph, endpoints="Owns: Company -> Company"), "edge:Owns", "")
+
+    for point in ("commit.entered", "commit.before_publish"):
+        faults.arm(point, once(rival))
+        with pytest.raises((IntegrityError, ExpectedVersionMismatch)):
+            tables.drop_table(graph, asked(graph), [COMPANY])
+        faults.disarm()
+        assert COMPANY in load(graph).tables
+        tables.drop_table(graph, asked(graph), ["edge:Owns"])
+
+
+def test_a_table_that_is_written_to_while_it_is_dropped_stays(graph: Storage) -> None:
+    faults.arm("commit.entered", once(lambda: writes.write(graph, {COMPANY: ["late"]})))
+    with pytest.raises(ExpectedVersionMismatch, match="OMNIGRAPH_EXPECTED_VERSION_MISMATCH"):
+        tables.drop_table(graph, asked(graph), [COMPANY])
+    assert [r["id"] for r in rows_of(graph, COMPANY)] == ["first", "late"]
+
+
+# --- the engine's own graphs -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rich", "pharma"])
+def test_the_engines_graphs_after_changes_are_still_what_format_says(
+    tmp_path: Path, name: str
+) -> None:
+    graph = Storage.at(str(graphs.unpack("v2", name, tmp_path)))
+    old = load(graph)
+    before = {key: columns.table(graph, key) for key in old.tables}
+    node, free = {"rich": ("node:Sample", "i32"), "pharma": ("node:Trial", "enrollment")}[name]
+    edge = {"rich": "edge:Likes", "pharma": "edge:AboutDeal"}[name]
+    changes.add_property(graph, asked(graph), node, "added", "F64?")
+    changes.add_property(graph, asked(graph), edge, "added", "[String]?")
+    field = before[node].schema.field(free)
+    if field.nullable:
+        changes.rename_property(graph, asked(graph), node, free, "renamed")
+        assert columns.table(graph, node)["renamed"] == before[node][free]
+        changes.drop_property(graph, asked(graph), node, "renamed")
+    else:
+        changes.drop_property(graph, asked(graph), node, "added")
+    tables.drop_table(graph, asked(graph), [edge])
+    for key, table in before.items():
+        assert columns.table(graph, key, old.graph_version) == table
+    assert check_graph(graph.root, moved=True) == []
+    assert engine_schema.agree(graph)
