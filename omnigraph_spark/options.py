@@ -315,11 +315,14 @@ class WriteOptions:
             raise OptionError("txnAppId and txnVersion go together", hint="Give both or neither")
         if parsed.get("branchFrom") is not None and parsed.get("branch") == "main":
             raise OptionError("branchFrom goes with branch", hint="Name the branch to be created")
+        mode = _mode(parsed.get("writeMode"), overwrite)
+        if parsed.get("onDelete") == "cascade" and mode != "delete":
+            raise OptionError("onDelete goes with writeMode delete", hint="Leave it out")
         return cls(
             path=path,
             table=parsed.get("table"),
             branch=parsed.get("branch"),
-            mode=_mode(parsed.get("writeMode"), overwrite),
+            mode=mode,
             endpoints=_endpoints(parsed.get("endpoints") or {}),
             keys=parsed.get("keys") or {},
             types=parsed.get("types") or {},

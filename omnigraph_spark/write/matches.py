@@ -137,3 +137,16 @@ def doubled_keys(table_key: str, samples: Sequence[str], count: int) -> Integrit
         rule="unique id",
         samples=list(samples),
     )
+
+
+def doubled_in_table(table_key: str, samples: Sequence[str], count: int) -> IntegrityError:
+    """Return the error that a table holds keys of an upsert more than once."""
+    return IntegrityError(
+        f"{table_key} holds ids of this upsert more than once",
+        expected="every id once in the table",
+        found=f"{count} ids, for example {samples[0]!r}",
+        hint="Delete the doubled rows first: which of them is meant can't be told",
+        table_key=table_key,
+        rule="unique id",
+        samples=list(samples),
+    )

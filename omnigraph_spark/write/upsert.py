@@ -37,6 +37,7 @@ ROW_IDS = "row_ids"
 """Key of a staged fragment's JSON: the row ids that its rows keep (packed), absent for new rows."""
 _CHUNK_ROWS = 262_144
 _CHUNK_BYTES = 128 << 20
+_GATHERED_ROWS = 2_097_152
 _SLICE_ROWS = 8_192
 _BLOB_SLICE_ROWS = 256
 _FEW_IDS = 4_096
@@ -146,12 +147,12 @@ def lookup(dataset: LanceDataset, ids: pa.Array) -> Found:
                 with_row_address=True,
                 batch_size=_CHUNK_ROWS,
             )
-            for batch in scanner.to_batches():
-                place = pc.index_in(batch.column("id"), value_set=ids)
-                hit = place.is_valid()
-                places.append(place.filter(hit).to_numpy(zero_copy_only=False))
-                addresses.append(_numbers(batch.column("_rowaddr").filter(hit)))
-                keys.append(_numbers(batch.column("_rowid").filter(hit)))
+            for stored in _gathered(scanner.to_batches()):
+                place = pc.index_in(stored["id"], value_set=ids)
+                hit = pc.is_valid(place)
+                places.append(place.filter(hit).to_numpy())
+                addresses.append(_numbers(stored["_rowaddr"].filter(hit)))
+                keys.append(_numbers(stored["_rowid"].filter(hit)))
     if not places:
         none = np.empty(0, dtype=np.uint64)
         return Found(np.empty(0, dtype=np.int64), none, none)
@@ -164,8 +165,22 @@ def lookup(dataset: LanceDataset, ids: pa.Array) -> Found:
     )
 
 
-def _numbers(column: pa.Array) -> Addresses:
-    found: Addresses = column.to_numpy(zero_copy_only=False).astype(np.uint64)
+def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield batches together: each look-up into the ids hashes all of them again."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= _GATHERED_ROWS:
+            yield pa.Table.from_batches(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def _numbers(column: pa.ChunkedArray) -> Addresses:
+    found: Addresses = column.to_numpy().astype(np.uint64)
     return found
 
 
@@ -202,6 +217,7 @@ class _Task:
         ids = chunk["id"].combine_chunks()
         self._refuse_doubles(ids)
         found = lookup(self._dataset, ids)
+        self._refuse_stored_doubles(ids, found)
         if len(found.positions):
             self._update(chunk.take(pa.array(found.positions)), found)
         new = np.ones(len(ids), dtype=bool)
@@ -223,6 +239,13 @@ class _Task:
         if len(doubled):
             samples = doubled.slice(0, _SAMPLES).to_pylist()
             raise matches.doubled_keys(self._target.table_key, samples, len(doubled))
+
+    def _refuse_stored_doubles(self, ids: pa.Array, found: Found) -> None:
+        places, counts = np.unique(found.positions, return_counts=True)
+        doubled = places[counts > 1]
+        if len(doubled):
+            samples = ids.take(pa.array(doubled[:_SAMPLES])).to_pylist()
+            raise matches.doubled_in_table(self._target.table_key, samples, len(doubled))
 
     def _update(self, rows: pa.Table, found: Found) -> None:
         flags: list[NDArray[np.bool_]] = []

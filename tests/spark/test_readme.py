@@ -73,6 +73,24 @@ def test_the_five_line_examples_append_to_a_graph_and_copy_it(
     assert counts == {"node:Person": 6, "edge:Knows": 2}
 
 
+def test_the_readme_upserts_and_deletes(spark: SparkSession, graph: str) -> None:
+    people = "name STRING, age INT"
+    OmniGraph.for_path(spark, graph).write(
+        {"node:Person": spark.createDataFrame([("Edsger", 72)], people)}
+    )
+    names = {
+        "spark": spark,
+        "uri": graph,
+        "changed": spark.createDataFrame(
+            [("Ada", 37), ("Kay", 1)], "id STRING, age INT"
+        ).selectExpr("id", "id AS name", "age"),
+        "gone": spark.createDataFrame([("Edsger",)], "id STRING"),
+    }
+    run_python("README.md", "Upsert and delete", names)
+    rows = OmniGraph.for_path(spark, graph).table("Person").orderBy("id").collect()
+    assert [(row.id, row.age) for row in rows] == [("Ada", 37), ("Grace", 45), ("Kay", 1)]
+
+
 def test_the_readme_travels_in_time(spark: SparkSession, local_store: Store) -> None:
     uri = local_store.fixture("v2", "rich")
     names = {"spark": spark, "uri": uri, "OmniGraph": OmniGraph}

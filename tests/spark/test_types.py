@@ -342,6 +342,18 @@ def test_blobs_come_back_with_their_ids(graph: Graph, ascending: bool) -> None:
     assert graph.read().where("c = X'41'").count() == 1
 
 
+@pytest.mark.parametrize("kind", ["BINARY", "ARRAY<FLOAT>", "STRING"])
+def test_c12_a_batch_of_nothing_but_nulls_is_taken(graph: Graph, kind: str) -> None:
+    value = {"BINARY": "X'41'", "ARRAY<FLOAT>": "array(CAST(1 AS FLOAT))", "STRING": "'A'"}[kind]
+    graph.write(numbered(graph.spark, value, f"CAST(NULL AS {kind})"))
+    stored = graph.stored().schema.field("c").type
+    nulls = "SELECT CAST(id + 10 AS STRING) AS id, CAST(NULL AS {}) AS c FROM range(3)"
+    graph.write(graph.spark.sql(nulls.format(kind)))
+    assert graph.stored().schema.field("c").type == stored
+    assert graph.read().where("c IS NULL").count() == 4
+    assert graph.read().where("c IS NOT NULL").count() == 1
+
+
 def test_structs_are_told_apart_from_null_in_filters(graph: Graph) -> None:
     graph.write(numbered(graph.spark, *ROUND_TRIPS["STRUCT"][1]))
     frame = graph.read()

@@ -275,6 +275,15 @@ def test_a_key_that_comes_twice_is_refused_by_name(storage: Storage, key: str, a
         assert data_files(storage, T) == files
 
 
+def test_an_id_that_the_table_holds_twice_is_refused_by_name(storage: Storage) -> None:
+    for _ in range(2):
+        planned = plan(storage, [T], new=NEW, integrity="off")
+        commit(planned, staged(planned, [[rows(id=["x", "y"], a=[1, 2], b=["", ""], f=[0, 0])]]))
+    with pytest.raises(IntegrityError, match="holds ids of this upsert more than once.*'x'"):
+        upsert(storage, [rows(id=["x", "z"], a=[5, 6], b=["", ""], f=[0, 0])])
+    assert load(storage).entry(T).table_version == 2
+
+
 def test_a_key_twice_is_refused_where_one_of_the_rows_changes_nothing(storage: Storage) -> None:
     ten(storage)
     with pytest.raises(IntegrityError, match="k4"):

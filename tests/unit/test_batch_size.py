@@ -1,0 +1,67 @@
+"""How many rows a batch of a scan has."""
+
+from __future__ import annotations
+
+import os
+
+import pyarrow as pa
+import pytest
+
+from omnigraph_spark.engine_types import blob_type
+from omnigraph_spark.read.batch_size import BATCH_BYTES, batch_rows
+
+MIB = 1 << 20
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.utf8()),
+        pa.field("n", pa.int64()),
+        pa.field("text", pa.utf8()),
+        pa.field("vector", pa.list_(pa.float32(), 256)),
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """32 rows of half a MiB that doesn't compress, and a vector."""
+    import lance
+
+    text = [os.urandom(MIB // 4).hex() for _ in range(32)]
+    table = pa.table(
+        [[str(n) for n in range(32)], list(range(32)), text, [[0.5] * 256] * 32], schema=SCHEMA
+    )
+    return lance.write_dataset(
+        table, str(tmp_path_factory.mktemp("g") / "t"), data_storage_version="2.2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "low", "high"),
+    [
+        (["n"], 32_768, 32_768),
+        (["n", "vector"], BATCH_BYTES // 1_033, BATCH_BYTES // 1_031),
+        (["text"], 8, 33),
+        (["id", "n", "text", "vector"], 8, 33),
+        ([], 32_768, 32_768),
+    ],
+)
+def test_a_batch_has_about_as_many_bytes_whatever_its_columns_are(
+    dataset: object, names: list[str], low: int, high: int
+) -> None:
+    fragments = dataset.get_fragments()  # type: ignore[attr-defined]
+    assert low <= batch_rows(fragments, SCHEMA, names) <= high
+
+
+def test_a_row_larger_than_a_batch_is_a_batch() -> None:
+    wide = pa.schema([pa.field("vector", pa.list_(pa.float64(), 4 * MIB))])
+    assert batch_rows([], wide, ["vector"]) == 1
+
+
+def test_blobs_come_few_at_a_time() -> None:
+    blobs = pa.schema([pa.field("id", pa.utf8()), blob_type_field("b")])
+    assert batch_rows([], blobs, ["id", "b"]) == 16
+    assert batch_rows([], blobs, ["id"]) > 16
+
+
+def blob_type_field(name: str) -> pa.Field:
+    return pa.field(name, blob_type())
