@@ -354,7 +354,8 @@ def _mode(write_mode: str | None, overwrite: bool) -> str:
         return mode
     if mode != spark_mode:
         raise OptionError(
-            f"writeMode {mode} doesn't go with .mode({spark_mode!r})", hint=f"Use .mode({mode!r})"
+            f"writeMode {mode} doesn't go with .mode({spark_mode!r})",
+            hint=f"Use .mode({'overwrite' if mode == 'overwrite' else 'append'!r})",
         )
     return mode
 
