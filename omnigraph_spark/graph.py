@@ -32,9 +32,15 @@ def register(spark: SparkSession) -> None:
     Needed only where the package isn't installed as Spark expects it (FACTS 9). Changes no setting:
     Spark's filter push-down for Python sources is on its own not safe (docs/push_down.md).
     """
+    from pyspark.errors import AnalysisException
+
     from omnigraph_spark.datasource import OmnigraphDataSource
 
-    spark.dataSource.register(OmnigraphDataSource)
+    try:
+        spark.dataSource.register(OmnigraphDataSource)
+    except AnalysisException as error:  # Spark 4.0, where it has found the source by itself
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
 
 
 @dataclass(frozen=True)
