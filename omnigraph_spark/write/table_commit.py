@@ -260,7 +260,15 @@ def _restore(
     if entry is not None:
         head = settle(round_, *place, entry.table_version)
         return restore(strip(head), target.restore_to, round_.publish_id)
-    return restore(settle_absent(round_, *place, floor), target.restore_to, round_.publish_id)
+    made = restore(settle_absent(round_, *place, floor), target.restore_to, round_.publish_id)
+    return _above(floor, made, round_)
+
+
+def _above(floor: int, made: LanceDataset, round_: Round) -> LanceDataset:
+    """Return the same content at a version above a tombstone, which can lie above HEAD."""
+    while made.version <= floor:
+        made = restore(made, int(made.version), round_.publish_id)
+    return made
 
 
 def _create(
@@ -304,7 +312,7 @@ def _create(
     made = contiguous(made, before, round_.publish_id)
     for one in staged:
         field_map.check(target.table_key, one.fields, field_map.of_dataset(made))
-    return made
+    return _above(floor, made, round_)
 
 
 def _first_version(round_: Round, target: TableTarget, fragments: list[Any]) -> LanceDataset:

@@ -17,7 +17,9 @@ from omnigraph_spark.errors import (
     VersionNotFoundError,
 )
 from omnigraph_spark.history import commits, publishes
-from omnigraph_spark.manifest.rows import TOMBSTONE
+from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.manifest.publisher import Publish, publish
+from omnigraph_spark.manifest.rows import TOMBSTONE, TombstoneRow
 from omnigraph_spark.manifest.snapshot import load, open_manifest, read_rows
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write.commit import Committed
@@ -128,6 +130,22 @@ def test_tables_born_since_go_and_come_back_above_their_tombstone(graph: Storage
     write_ids(graph, "main", COMPANY, ["new"])
     assert ids_at(graph, COMPANY) == ["new"]
     assert check_graph(graph.root) == []
+
+
+@pytest.mark.parametrize("way", ["restore", "create"])
+def test_a_table_comes_back_above_a_tombstone_that_lies_above_its_head(
+    graph: Storage, way: str
+) -> None:
+    full = write_ids(graph, "main", COMPANY, ["c"])
+    beyond = at(graph).entry(COMPANY).table_version + 3
+    publish(graph, Publish("main", new_ulid(), (TombstoneRow(COMPANY, beyond),)))
+    assert COMPANY not in at(graph).tables
+    if way == "restore":
+        back(graph, full)
+    else:
+        write_ids(graph, "main", COMPANY, ["c"])
+    assert ids_at(graph, COMPANY) == ["c"]
+    assert at(graph).entry(COMPANY).table_version == beyond + 1
 
 
 def test_a_restore_that_only_drops_tables_is_found_by_its_publish_id(graph: Storage) -> None:
