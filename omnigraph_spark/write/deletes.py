@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from lance import LanceDataset
 
 _SAMPLES = 5
+_IDS_AT_ONCE = 1_048_576
+_EDGES_AT_ONCE = 1_048_576
 _ENDS = ("src", "dst")
 
 ByTable = Mapping[str, list[StagedTable]]
@@ -96,25 +98,26 @@ def _stranded(
         at = plan.targets[node]
         nodes = plan.storage.dataset(at.location, at.table_branch, at.version)
         sides = [side for side in _ENDS if ends[side] == node]
-        for ids in deleted_ids(nodes, found, node):
+        pieces = (pa.record_batch([ids], ["id"]) for ids in deleted_ids(nodes, found, node))
+        for ids in matches.gathered(pieces, _IDS_AT_ONCE):
             scanner = edges.scanner(columns=["id", *_ENDS], with_row_address=True)
             with translated(f"Looking for edges of {key} that would end nowhere"):
-                for batch in scanner.to_batches():
-                    _look(batch, ids, sides, gone, result, key)
+                for rows in matches.gathered(scanner.to_batches(), _EDGES_AT_ONCE):
+                    _look(rows, ids["id"].combine_chunks(), sides, gone, result, key)
     result.addresses = np.unique(result.addresses)
     return result
 
 
 def _look(
-    batch: pa.RecordBatch, ids: pa.Array, sides: list[str], gone: Any, into: _Stranded, key: str
+    edges: pa.Table, ids: pa.Array, sides: list[str], gone: Any, into: _Stranded, key: str
 ) -> None:
-    hit = pc.is_in(batch.column(sides[0]), value_set=ids)
+    hit = pc.is_in(edges[sides[0]], value_set=ids)
     for side in sides[1:]:
-        hit = pc.or_(hit, pc.is_in(batch.column(side), value_set=ids))
-    rows = batch.filter(hit)
+        hit = pc.or_(hit, pc.is_in(edges[side], value_set=ids))
+    rows = edges.filter(hit)
     if not rows.num_rows:
         return
-    addresses = rows.column("_rowaddr").to_numpy(zero_copy_only=False).astype(np.uint64)
+    addresses = rows["_rowaddr"].to_numpy().astype(np.uint64)
     left = ~np.isin(addresses, gone)
     into.addresses = np.concatenate((into.addresses, addresses[left]))
     room = _SAMPLES - len(into.samples)

@@ -128,25 +128,39 @@ def refuse_doubles(
 
 def doubled_keys(table_key: str, samples: Sequence[str], count: int) -> IntegrityError:
     """Return the error that one write has keys more than once."""
-    return IntegrityError(
-        f"{table_key} gets the same id more than once in one write",
-        expected="every id once",
-        found=f"{count} ids, for example {samples[0]!r}",
-        hint="Drop the doubled rows: which of them is meant can't be told",
-        table_key=table_key,
-        rule="unique id",
-        samples=list(samples),
-    )
+    what = f"{table_key} gets the same id more than once in one write"
+    return _doubled(table_key, what, "Drop the doubled rows", samples, count)
 
 
 def doubled_in_table(table_key: str, samples: Sequence[str], count: int) -> IntegrityError:
     """Return the error that a table holds keys of an upsert more than once."""
+    what = f"{table_key} holds ids of this upsert more than once"
+    return _doubled(table_key, what, "Delete the doubled rows first", samples, count)
+
+
+def _doubled(
+    table_key: str, what: str, hint: str, samples: Sequence[str], count: int
+) -> IntegrityError:
     return IntegrityError(
-        f"{table_key} holds ids of this upsert more than once",
-        expected="every id once in the table",
+        what,
+        expected="every id once",
         found=f"{count} ids, for example {samples[0]!r}",
-        hint="Delete the doubled rows first: which of them is meant can't be told",
+        hint=f"{hint}: which of them is meant can't be told",
         table_key=table_key,
         rule="unique id",
         samples=list(samples),
     )
+
+
+def gathered(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
+    """Yield batches together, about `rows` at a time: each look-up hashes all of its keys again."""
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        waiting.append(batch)
+        count += batch.num_rows
+        if count >= rows:
+            yield pa.Table.from_batches(waiting)
+            waiting, count = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)

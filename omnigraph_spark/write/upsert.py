@@ -147,7 +147,7 @@ def lookup(dataset: LanceDataset, ids: pa.Array) -> Found:
                 with_row_address=True,
                 batch_size=_CHUNK_ROWS,
             )
-            for stored in _gathered(scanner.to_batches()):
+            for stored in matches.gathered(scanner.to_batches(), _GATHERED_ROWS):
                 place = pc.index_in(stored["id"], value_set=ids)
                 hit = pc.is_valid(place)
                 places.append(place.filter(hit).to_numpy())
@@ -163,20 +163,6 @@ def lookup(dataset: LanceDataset, ids: pa.Array) -> Found:
         np.concatenate(addresses)[order],
         row_keys[order],
     )
-
-
-def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield batches together: each look-up into the ids hashes all of them again."""
-    waiting: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        waiting.append(batch)
-        rows += batch.num_rows
-        if rows >= _GATHERED_ROWS:
-            yield pa.Table.from_batches(waiting)
-            waiting, rows = [], 0
-    if waiting:
-        yield pa.Table.from_batches(waiting)
 
 
 def _numbers(column: pa.ChunkedArray) -> Addresses:
