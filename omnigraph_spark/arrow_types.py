@@ -328,3 +328,24 @@ def _inner(name: str, spark: DataType, nullable: bool) -> pa.Field:
     note = _NOTES.get(type(spark))
     metadata = None if note is None else {SPARK_TYPE_NOTE: note}
     return pa.field(name, _default_type(spark, inside=True), nullable, metadata)
+
+
+def with_columns_of(first: StructType, second: StructType, table_key: str, hint: str) -> StructType:
+    """Return the columns that a table has in two versions, the first one's in front.
+
+    Raises:
+        SchemaMismatchError: a column has another type in the two; `hint` says what to do.
+    """
+    known = {one.name: one for one in first.fields}
+    for one in second.fields:
+        own = known.get(one.name)
+        if own is not None and not same_type(own.dataType, one.dataType):
+            raise SchemaMismatchError(
+                f"Column {one.name} of {table_key} has another type in another version",
+                expected=own.dataType.simpleString(),
+                found=one.dataType.simpleString(),
+                hint=hint,
+                table_key=table_key,
+                column=one.name,
+            )
+    return StructType([*first.fields, *(one for one in second.fields if one.name not in known)])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.types import DataType, MapType, StringType, StructField, StructType
 
 from omnigraph_spark import arrow_types, frames
-from omnigraph_spark.errors import SchemaMismatchError, UnsupportedError
+from omnigraph_spark.errors import UnsupportedError
 from omnigraph_spark.frame_batches import TABLE
 from omnigraph_spark.manifest.snapshot import Snapshot
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 CHANGE = "_change_type"
 INSERT, DELETE = "insert", "delete"
 BEFORE, AFTER = "update_preimage", "update_postimage"
+_COMPARE = "Compare the other columns of the two table frames with Spark"
 _SIDE, _COUNT = "_omnigraph_side", "_omnigraph_count"
 
 Tables = Mapping[str, StructType]
@@ -89,29 +90,9 @@ def known_tables(graph: OmniGraph, *snapshots: Snapshot) -> dict[str, StructType
             found = frames.definitions(wide)
             assert found is not None
             for key, table in found.tables.items():
-                known[key] = _merged(known[key], table, key) if key in known else table
+                before = known.get(key, table)
+                known[key] = arrow_types.with_columns_of(before, table, key, _COMPARE)
     return known
-
-
-def _merged(left: StructType, right: StructType, key: str) -> StructType:
-    """Return the columns of both, in one order.
-
-    Raises:
-        SchemaMismatchError: a column has another type in the two.
-    """
-    own = {field.name: field for field in left.fields}
-    for field in right.fields:
-        other = own.get(field.name)
-        if other is not None and not arrow_types.same_type(other.dataType, field.dataType):
-            raise SchemaMismatchError(
-                f"Column {field.name} of {key} has another type in the two versions",
-                expected=other.dataType.simpleString(),
-                found=field.dataType.simpleString(),
-                hint="Compare the other columns of the two table frames with Spark",
-                table_key=key,
-                column=field.name,
-            )
-    return StructType([*left.fields, *(f for f in right.fields if f.name not in own)])
 
 
 def table_diff(before: DataFrame | None, after: DataFrame | None, key: str) -> DataFrame:
@@ -124,7 +105,10 @@ def table_diff(before: DataFrame | None, after: DataFrame | None, key: str) -> D
     from pyspark.sql import functions as sf
 
     given = [frame for frame in (before, after) if frame is not None]
-    columns = reduce(lambda a, b: _merged(a, b, key), (frame.schema for frame in given))
+    columns = reduce(
+        lambda a, b: arrow_types.with_columns_of(a, b, key, _COMPARE),
+        (frame.schema for frame in given),
+    )
     sided = [
         comparable(frame, key).withColumn(_SIDE, sf.lit(side))
         for frame, side in ((before, -1), (after, 1))
@@ -174,7 +158,7 @@ def comparable(frame: DataFrame, key: str) -> DataFrame:
             raise UnsupportedError(
                 f"Column {field.name} of {key} holds maps inside other values, which Spark can't "
                 "compare",
-                hint="Compare the other columns of the two table frames with Spark",
+                hint=_COMPARE,
             )
         one = column(field.name)
         columns.append(sf.array_sort(sf.map_entries(one)).alias(field.name) if is_map else one)

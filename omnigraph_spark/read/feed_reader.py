@@ -60,24 +60,13 @@ def feed_tables(storage: Storage, feed: Feed, max_bytes: int) -> dict[str, Struc
         for entry in (change.before, change.after):
             if entry is not None:
                 older = table_struct(change.table_key, planner.schema(entry))
-                tables[change.table_key] = _merged(tables[change.table_key], older, entry.table_key)
+                tables[change.table_key] = arrow_types.with_columns_of(
+                    tables[change.table_key],
+                    older,
+                    entry.table_key,
+                    "Read the feed from after the change on",
+                )
     return tables
-
-
-def _merged(newest: StructType, older: StructType, key: str) -> StructType:
-    known = {one.name: one for one in newest.fields}
-    for one in older.fields:
-        own = known.get(one.name)
-        if own is not None and not arrow_types.same_type(own.dataType, one.dataType):
-            raise SchemaMismatchError(
-                f"Column {one.name} of {key} has another type in an older version",
-                expected=own.dataType.simpleString(),
-                found=one.dataType.simpleString(),
-                hint="Read the feed from after the change on",
-                table_key=key,
-                column=one.name,
-            )
-    return StructType([*newest.fields, *(f for f in older.fields if f.name not in known)])
 
 
 def feed_schema(tables: Mapping[str, StructType]) -> StructType:
