@@ -6,8 +6,9 @@ LANCE_ALONE = commit upsert compaction optimize cleanup
 FLOORS = pyspark==4.0.2 pylance==14.0.2 pyarrow==25.0.1 obstore==0.11.1 duckdb==1.5.6
 VENV = .venv
 VENV_40 = .venv-4.0
-# Test files are shared out between two processes, each with a Spark of its own (ARGS=-n0: one).
-PYTEST = -m pytest -n 2 --dist loadfile
+# Test files are shared out between two processes, each with a Spark of its own (ARGS=-n0: one), in
+# their order: those with few tests, put last, would keep one process waiting for the other.
+PYTEST = -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 export SPARK_LOCAL_IP = 127.0.0.1
 
 # Spark finds the source by itself only in the Python that PYSPARK_PYTHON names.
