@@ -3,6 +3,9 @@
 PYTHON ?= python3
 # Long, without Spark, and about Lance, whose oldest version is the newest that the bounds admit.
 LANCE_ALONE = commit upsert compaction optimize cleanup
+# Minutes long on 4.0, which starts a Python for every plan: there the examples of docs/branches.md merge
+# branches in every run, and `make test-floors LONG_ON_40=` runs these files too.
+LONG_ON_40 = branches_merge branches_merge_rows
 FLOORS = pyspark==4.0.2 pylance==14.0.2 pyarrow==25.0.1 obstore==0.11.1 duckdb==1.5.6
 VENV = .venv
 VENV_40 = .venv-4.0
@@ -31,7 +34,7 @@ test: $(VENV)/.ready  ## all tests on the newest PySpark 4
 
 test-floors: $(VENV_40)/.ready  ## all that touches PySpark, on 4.0 and the other oldest versions
 	$(call in_venv,$(VENV_40)) $(PYTEST) tests/contract tests/interop tests/s3 tests/spark tests/unit \
-	  $(LANCE_ALONE:%=--ignore=tests/unit/test_%.py) $(ARGS)
+	  $(LANCE_ALONE:%=--ignore=tests/unit/test_%.py) $(LONG_ON_40:%=--ignore=tests/spark/test_%.py) $(ARGS)
 
 test-all:  ## both
 	$(MAKE) test
