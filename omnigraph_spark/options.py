@@ -104,7 +104,7 @@ OPTIONS: tuple[Option, ...] = (
            "key properties of node tables that are created: `Person: name`"),
     Option("types", pairs("Person.vec: Vector(4)"), None, (WRITE,),
            "engine types of new columns: `Person.vec: Vector(4), Person.n: U32`"),
-    Option("integrity", choice("off", "keys", "strict"), "off", (WRITE,),
+    Option("integrity", choice("off", "keys", "strict"), "strict", (WRITE,),
            "`off`: nulls and types; `keys`: also `@range`, `@check`, unique ids, `@unique`;"
            " `strict`: also edge ends and `@card`"),
     Option("badRecordsPath", text, None, (WRITE,),

@@ -165,7 +165,8 @@ class RefMethods:
         """
         from omnigraph_spark.branches import merge
 
-        asked = self._write_options("overwrite", into, write_options)
+        # The merge looks for doubled keys and edges without an end itself, distributed.
+        asked = self._write_options("overwrite", into, {"integrity": "off", **write_options})
         return merge.merge(self._graph(), asked, source, dry_run=dry_run, resolution=resolution)
 
     def fast_forward(self, source: str, into: str = layout.MAIN, **write_options: str) -> Merged:
@@ -177,5 +178,5 @@ class RefMethods:
         """
         from omnigraph_spark.branches import merge
 
-        asked = self._write_options("overwrite", into, write_options)
+        asked = self._write_options("overwrite", into, {"integrity": "off", **write_options})
         return merge.merge(self._graph(), asked, source, only_fast_forward=True)

@@ -49,8 +49,11 @@ Rows = Mapping[str, Sequence[str]]
 
 
 def write_options(storage: Storage, mode: str = "append", **more: str) -> WriteOptions:
-    """Return parsed write options; `more` by their names, the grace short unless given."""
-    raw = {"path": storage.root, "orphanGraceSeconds": GRACE, **more}
+    """Return parsed write options; `more` by their names, the grace short unless given.
+
+    The rows of these tests are ids, and their edges end anywhere: `integrity` is off unless given.
+    """
+    raw = {"path": storage.root, "orphanGraceSeconds": GRACE, "integrity": "off", **more}
     return WriteOptions.of(options_module.parse(raw), mode == "overwrite")
 
 

@@ -1,0 +1,1 @@
+"""The original engine on graphs of this connector, and the other way round; on demand."""
