@@ -47,7 +47,7 @@ def batch_rows(fragments: Sequence[LanceFragment], stored: pa.Schema, names: Seq
 
 
 def column_share(stored: pa.Schema, names: Sequence[str]) -> float:
-    """Return about what part of a table's bytes some columns are, a quarter at least; on the driver.
+    """Return about what part of a table some columns are, a quarter at least; on the driver.
 
     A scan of two columns of twenty reads little of each file: with partitions cut by the size of
     the files it would be many tasks that do next to nothing. A column that may be of any size (but
