@@ -38,7 +38,8 @@ def unpack(storage: Storage, text: str, addresses: Ids) -> Ids:
 
 
 def _steps(numbers: Ids) -> NDArray[np.int64]:
-    steps: NDArray[np.int64] = np.diff(numbers.astype(np.int64), prepend=np.int64(0))
+    steps = numbers.astype(np.int64)
+    steps[1:] -= steps[:-1].copy()
     return steps
 
 

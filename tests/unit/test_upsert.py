@@ -252,7 +252,12 @@ def test_few_ids_are_looked_up_through_the_index(
     wanted = pa.array([*names, "absent", "É"])
     seen: list[str | None] = []
     scan = lookup._scan
-    monkeypatch.setattr(lookup, "_scan", lambda d, where: (seen.append(where), scan(d, where))[1])
+
+    def noted(of: Any, where: str | None) -> pa.RecordBatchReader:
+        seen.append(where)
+        return scan(of, where)
+
+    monkeypatch.setattr(lookup, "_scan", noted)
     found = lookup.lookup(made, wanted)
     assert sorted(found.positions.tolist()) == list(range(7))
     assert None not in seen
