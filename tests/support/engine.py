@@ -36,7 +36,8 @@ class Engine:
             [str(self.program), *arguments], capture_output=True, text=True, timeout=120
         )
         if ran.returncode != 0:
-            raise EngineRefusedError(f"{arguments}: {ran.stdout}{ran.stderr}")
+            said = ran.stderr.partition("Location:")[0]  # what follows is a stack
+            raise EngineRefusedError(f"{arguments}: {ran.stdout}{said}")
         return ran.stdout
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:

@@ -58,11 +58,14 @@ def write_options(storage: Storage, mode: str = "append", **more: str) -> WriteO
 
 
 def batch(schema: pa.Schema, ids: Sequence[str]) -> pa.RecordBatch:
-    """Return rows of these ids: text columns hold the id, numbers count up."""
-    columns = [
-        pa.array(list(ids) if field.type == pa.utf8() else range(len(ids)), field.type)
-        for field in schema
-    ]
+    """Return rows of these ids: text columns hold the id, numbers count up, lists are null."""
+
+    def column(kind: pa.DataType) -> pa.Array:
+        if pa.types.is_nested(kind):
+            return pa.nulls(len(ids), kind)
+        return pa.array(list(ids) if kind == pa.utf8() else range(len(ids)), kind)
+
+    columns = [column(field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
