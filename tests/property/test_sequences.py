@@ -61,7 +61,7 @@ def violations(root: Path, run: Run) -> list[str]:
     A type that was made on a branch leaves the empty first version of its main line behind when the
     branch is deleted; the next that creates the type takes it over.
     """
-    deleted = any(line.startswith("delete") for line in run.log)
+    deleted = any(line.startswith("drop") for line in run.log)
     found = check_graph(str(root), moved=True)
     return [one for one in found if not (deleted and "no table row of any branch" in one)]
 
