@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark.branches import manage, merge_base, refs, restore, tags
+from omnigraph_spark.branches import manage, merge_base, merging, refs, restore, tags
 from omnigraph_spark.branches.changes import Span
+from omnigraph_spark.branches.merge_tables import Here
 from omnigraph_spark.errors import IntegrityError, UnsupportedError
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import optimize
@@ -202,7 +203,7 @@ class Run:
         self.log.append(f"compact {branch}: {done.graph_version}")
 
     def do_merge(self, where: int, which: int, many: int) -> None:
-        """Merge a branch into another; the rows are decided by the model, see `SparkRun`."""
+        """Merge a branch into another; where both changed a row, the target's wins."""
         source = self.branch(where)
         others = [name for name in self.model.branches if name != source]
         if not others:
@@ -212,18 +213,31 @@ class Run:
         if bases is None:
             return
         new = self.merged(source, target, bases)
-        old = self.model.tables(target)
-        changed = {key: rows for key, rows in new.items() if rows != old.get(key)}
-        dropped = tuple(sorted(set(old) - set(new)))
-        if not changed and not dropped:
-            return
-        planned = plan(self.storage, list(changed), "overwrite", branch=target)
         merged = self.commits.heads[source]
-        planned = replace(planned, merged_parent=merged, dropped=dropped)
-        batches = [(key, batch(planned.targets[key].schema, rows)) for key, rows in changed.items()]
-        done = commit(planned, stage(planned, batches))
-        self.published(target, done, new, merged)
-        self.log.append(f"merge {source} into {target}: {done.graph_version}")
+        stranded = self.stranded(source, target, new)
+        done = self.merge(source, target, stranded)
+        if done is not None and not done.skipped:
+            self.published(target, done, new, merged)
+        if not stranded:
+            assert self.model.tables(target) == new, self.log
+        self.log.append(f"merge {source} into {target}: {done and done.graph_version}")
+
+    def stranded(self, source: str, target: str, new: Tables) -> set[str]:
+        """Return the edges that a merge would leave without the ends that they had, or ever."""
+        old = self.model.tables(target)
+
+        def loose(tables: Tables) -> set[str]:
+            return set(tables.get(KNOWS, {})) - set(tables.get(PERSON, {}))
+
+        return loose(new) - loose(old)
+
+    def merge(self, source: str, target: str, stranded: set[str]) -> Committed | None:
+        """Merge by the product; None where it is refused for edges that would end nowhere."""
+        found = merging.prepare(self.storage, source, target, Here, merging.resolver("ours"))
+        assert {row[1] for row in found.rows if row[2] == "OrphanEdge"} == stranded, self.log
+        if stranded:
+            return None
+        return merging.publish(found, write_options(self.storage, branch=target))
 
     def check_bases(self, source: str, target: str) -> set[str] | None:
         """Return the newest common commits, None where one of them can't be read any more."""
