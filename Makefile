@@ -56,6 +56,7 @@ docs: $(VENV)/.ready  ## write the generated tables of README.md and docs/ again
 
 bench: $(VENV)/.ready  ## measure beside Parquet, pylance and the API's own ceiling
 	$(call in_venv,$(VENV)) benchmarks/bench.py $(ARGS)
+	$(call in_venv,$(VENV)) benchmarks/memory.py
 	$(call in_venv,$(VENV)) benchmarks/publishes.py --publishes 2000 --tables 50
 	$(call in_venv,$(VENV)) benchmarks/integrity.py
 	$(call in_venv,$(VENV)) benchmarks/maintenance.py

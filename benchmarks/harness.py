@@ -20,11 +20,15 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Peer:
-    """One way to do a case's work; `run(round)` does it once, after an untimed `prepare(round)`."""
+    """One way to do a case's work; `run(round)` does it once, after an untimed `prepare(round)`.
+
+    `goal`: the first peer of the case is to take at most so many times what this one takes.
+    """
 
     name: str
     run: Callable[[int], object]
     prepare: Callable[[int], object] | None = None
+    goal: float | None = None
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Case:
     name: str
     rows: int
     peers: tuple[Peer, ...]
+    most_rounds: int | None = None
 
 
 @dataclass
@@ -52,7 +57,7 @@ class Result:
 def measure(case: Case, rounds: int) -> Result:
     """Run every peer once to warm up, then `rounds` times, the peers taking turns."""
     result = Result(case)
-    for number in range(rounds + 1):
+    for number in range(min(rounds, case.most_rounds or rounds) + 1):
         for peer in case.peers:
             if peer.prepare is not None:
                 peer.prepare(number)
@@ -68,8 +73,10 @@ def measure(case: Case, rounds: int) -> Result:
 
 
 @contextmanager
-def largest_worker(interval: float = 0.05) -> Iterator[list[int]]:
-    """Watch Spark's Python workers; the list's element is the largest resident size, in bytes.
+def largest_worker(kind: str = "pyspark", interval: float = 0.05) -> Iterator[list[int]]:
+    """Watch Spark's Python processes; the list's element is the largest resident size, in bytes.
+
+    Those count whose command line has `kind` (`pyspark.worker`: the workers of tasks).
 
     Only workers that use the processor meanwhile count: idle ones of earlier runs live on.
     """
@@ -82,7 +89,7 @@ def largest_worker(interval: float = 0.05) -> Iterator[list[int]]:
         while not stop.wait(interval):
             for child in me.children(recursive=True):
                 try:
-                    if "python" not in child.name() or "pyspark" not in " ".join(child.cmdline()):
+                    if "python" not in child.name() or kind not in " ".join(child.cmdline()):
                         continue
                     cpu = sum(child.cpu_times()[:2])
                     if cpu > first_cpu.setdefault(child.pid, cpu) + 0.05:
@@ -103,15 +110,24 @@ def print_result(result: Result) -> None:
     """Print one case: a line per peer, with how much faster or slower ours is."""
     ours = result.median(result.case.peers[0].name)
     print(f"\n{result.case.name} ({result.case.rows:,} rows)")
-    print(f"  {'':24}{'median':>10}{'min':>10}{'max':>10}{'ours/this':>12}{'worker':>12}")
+    print(
+        f"  {'':24}{'median':>10}{'min':>10}{'max':>10}{'ours/this':>12}{'goal':>15}{'worker':>12}"
+    )
     for peer in result.case.peers:
         seconds = result.seconds[peer.name]
         size = result.worker_mib[peer.name]
         median = result.median(peer.name)
         print(
             f"  {peer.name:24}{median:9.3f}s{min(seconds):9.3f}s{max(seconds):9.3f}s"
-            f"{ours / median:11.2f}x" + (f"{size:8.0f} MiB" if size else "")
+            f"{ours / median:11.2f}x{_goal(ours / median, peer.goal):>15}"
+            + (f"{size:8.0f} MiB" if size else "")
         )
+
+
+def _goal(ratio: float, goal: float | None) -> str:
+    if goal is None:
+        return ""
+    return f"{goal:g}x {'met' if ratio <= goal else 'MISSED'}"
 
 
 def write_json(path: Path, results: list[Result], versions: dict[str, str]) -> None:
@@ -125,6 +141,7 @@ def write_json(path: Path, results: list[Result], versions: dict[str, str]) -> N
                 "rows": result.case.rows,
                 "seconds": result.seconds,
                 "median_seconds": {peer: result.median(peer) for peer in result.seconds},
+                "goals": {peer.name: peer.goal for peer in result.case.peers if peer.goal},
                 "largest_worker_mib": result.worker_mib,
             }
             for result in results

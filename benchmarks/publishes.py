@@ -5,8 +5,10 @@ datasets (catalog, lineage, runs, actors) and without Spark and table data, and 
 hundred cost beside the second hundred, and the bytes that each publish left on disk. A copy of the
 graph as it was after a hundred publishes does its second hundred once more, in turn with the last
 hundred of the other, so that a machine that got busier or idler in between doesn't show as a ratio.
+Each of these also opens a snapshot (of the grown graph, and of the young one) and times that.
 
     python benchmarks/publishes.py --publishes 2000 --tables 50
+    python benchmarks/publishes.py --publishes 10000 --tables 50 --minutes 40   # as far as it gets
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from omnigraph_spark import layout
 from omnigraph_spark.history import commits, runs
 from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.manifest import snapshot
 from omnigraph_spark.manifest.compaction import compact_own_datasets
 from omnigraph_spark.manifest.init import init_graph
 from omnigraph_spark.manifest.publisher import Publish, publish
@@ -105,13 +108,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--publishes", type=int, default=2000)
     parser.add_argument("--tables", type=int, default=50)
+    parser.add_argument("--minutes", type=float, help="begin the last hundred then")
     parser.add_argument("--keep", action="store_true", help="leave the graph on disk")
     args = parser.parse_args()
-    if args.publishes < 3 * WINDOW:
-        parser.error(f"--publishes must be at least {3 * WINDOW}")
+    if args.publishes < 4 * WINDOW or args.publishes % WINDOW:
+        parser.error(f"--publishes must be a multiple of {WINDOW}, at least {4 * WINDOW}")
     folder = Path(tempfile.mkdtemp(prefix="publishes-"))
     try:
-        _run(Storage.at(str(folder / "graph")), args.publishes, args.tables)
+        seconds = float("inf") if args.minutes is None else 60 * args.minutes
+        _run(Storage.at(str(folder / "graph")), args.publishes, args.tables, seconds)
     finally:
         if not args.keep:
             shutil.rmtree(folder, ignore_errors=True)
@@ -125,7 +130,7 @@ def publish_next(storage: Storage, keys: list[str], number: int) -> list[float]:
     return write_once(storage, [row], publish_id)
 
 
-def _run(storage: Storage, publishes: int, tables: int) -> None:
+def _run(storage: Storage, publishes: int, tables: int, seconds: float) -> None:
     root = Path(storage.root)
     keys = keys_of(tables)
     init_graph(storage)
@@ -135,20 +140,38 @@ def _run(storage: Storage, publishes: int, tables: int) -> None:
     write_once(storage, first, publish_id)
     times: list[list[float]] = []
     beside: list[list[float]] = []
+    opened: list[tuple[float, float]] = []
     bytes_at = [sizes(root)]
     young = Storage.at(f"{root}-young")
-    for number in range(publishes):
+    end = time.monotonic() + seconds
+    number = 0
+    while number < publishes:
         if number == WINDOW:
             shutil.copytree(root, young.root)
+        # Out of time: begin the last hundred, at a multiple of 100.
+        if number >= 2 * WINDOW and number % WINDOW == 0 and time.monotonic() > end:
+            publishes = min(publishes, number + WINDOW)
         times.append(publish_next(storage, keys, number))
         if number >= publishes - WINDOW:
             beside.append(publish_next(young, keys, number - publishes + 2 * WINDOW))
-        if (number + 1) % (publishes // 4) == 0:
+            opened.append((open_snapshot(young), open_snapshot(storage)))
+        number += 1
+        if number % WINDOW == 0:
             bytes_at.append(sizes(root))
+    print(f"{publishes} publishes, {tables} tables")
     _print_times(times, beside)
-    _print_sizes(bytes_at, publishes // 4)
+    then, now = (1000 * statistics.median(side) for side in zip(*opened, strict=True))
+    print(f"{'open a snapshot':<16}{'':>12}{then:>12.2f}{now:>12.2f}{now / then:>8.2f}")
+    _print_sizes(bytes_at)
     lineage = commits.read_commits(storage)
     print(f"\nlineage: {len(lineage)} commits for {publishes + 2} publishes (with init)")
+
+
+def open_snapshot(storage: Storage) -> float:
+    """Return the seconds that it takes to open the newest snapshot."""
+    began = time.perf_counter()
+    snapshot.load(storage)
+    return time.perf_counter() - began
 
 
 def _print_times(times: list[list[float]], beside: list[list[float]]) -> None:
@@ -168,13 +191,15 @@ def _print_times(times: list[list[float]], beside: list[list[float]]) -> None:
         print(f"{name:<16}{then:>12.2f}{before:>12.2f}{after:>12.2f}{ratio}")
 
 
-def _print_sizes(bytes_at: list[dict[str, int]], step: int) -> None:
-    quarters = list(itertools.pairwise(bytes_at))
+def _print_sizes(bytes_at: list[dict[str, int]]) -> None:
+    """Print the bytes per publish by quarters; there is one record per hundred publishes."""
+    places = [round(quarter * (len(bytes_at) - 1) / 4) for quarter in range(5)]
     print(f"\n{'KB per publish':<28}" + "".join(f"{f'quarter {i + 1}':>12}" for i in range(4)))
     for name in (*OWN, "all"):
+        names = OWN if name == "all" else (name,)
         per = [
-            sum(new[n] - old[n] for n in (OWN if name == "all" else (name,))) / step / 1000
-            for old, new in quarters
+            sum(bytes_at[new][n] - bytes_at[old][n] for n in names) / (new - old) / WINDOW / 1000
+            for old, new in itertools.pairwise(places)
         ]
         print(f"{name:<28}" + "".join(f"{value:>12.1f}" for value in per))
     total = sum(bytes_at[-1].values())

@@ -279,6 +279,29 @@ def has_decimal(arrow: pa.DataType) -> bool:
     return any(has_decimal(arrow.field(i).type) for i in range(arrow.num_fields))
 
 
+def has_text(arrow: pa.DataType) -> bool:
+    """Tell whether a type holds text anywhere."""
+    if isinstance(arrow, pa.BaseExtensionType):
+        return has_text(arrow.storage_type)
+    if pt.is_dictionary(arrow):
+        return has_text(arrow.value_type)
+    if pt.is_string(arrow) or pt.is_large_string(arrow) or pt.is_string_view(arrow):
+        return True
+    return any(has_text(arrow.field(i).type) for i in range(arrow.num_fields))
+
+
+def refuse_broken_text(array: pa.Array) -> None:
+    """Refuse text that is no UTF-8, which a STRING of Spark can hold: `CAST(X'FF' AS STRING)`.
+
+    Lance stores it as it comes, and then no reader gets past it.
+
+    Raises:
+        pa.ArrowInvalid: some of it is no UTF-8.
+    """
+    if has_text(array.type):
+        array.validate(full=True)
+
+
 def has_short_offsets(array: pa.Array) -> bool:
     """Tell whether an array, or one inside it, lacks the first offset that even no values need."""
     if isinstance(array, pa.ExtensionArray):

@@ -13,7 +13,14 @@ import pyarrow.compute as pc
 from pyarrow import types as pt
 
 from omnigraph_spark import layout
-from omnigraph_spark.arrow_cast import NullFoundError, can_cast, convert, exact_leaf, fresh
+from omnigraph_spark.arrow_cast import (
+    NullFoundError,
+    can_cast,
+    convert,
+    exact_leaf,
+    fresh,
+    refuse_broken_text,
+)
 from omnigraph_spark.engine_types import blob_type, is_blob, of_field
 from omnigraph_spark.errors import IntegrityError, SchemaMismatchError
 
@@ -172,6 +179,30 @@ def to_table_batch(batch: pa.RecordBatch, schema: pa.Schema, table_key: str) -> 
     return pa.RecordBatch.from_arrays(arrays, schema=table_schema(schema))
 
 
+def refuse_broken_columns(batch: pa.RecordBatch, table_key: str | None) -> None:
+    """Refuse a frame's columns of text that hold no UTF-8; on executors, once per batch.
+
+    Before anything else looks at the values: Python can't even show them.
+
+    Raises:
+        SchemaMismatchError: names the column.
+    """
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if not (pt.is_string(column.type) or pt.is_large_string(column.type)):
+            continue
+        try:
+            refuse_broken_text(column)
+        except pa.ArrowInvalid as error:
+            raise SchemaMismatchError(
+                f"Column {name} of {table_key or 'the frame'} holds text that is no UTF-8",
+                expected="UTF-8, as every reader wants it",
+                found=_short(error),
+                hint="Write such bytes to a BINARY property, or repair them with Spark's decode",
+                table_key=table_key,
+                column=name,
+            ) from error
+
+
 def table_schema(schema: pa.Schema) -> pa.Schema:
     """Return a table's schema as Lance takes it: blob columns of their full type."""
     return pa.schema([field.with_type(_target_type(field)) for field in schema], schema.metadata)
@@ -190,7 +221,7 @@ def _table_column(batch: pa.RecordBatch, field: pa.Field, table_key: str) -> pa.
         raise _null(batch, column, f"{field.name}", table_key)
     target = _target_type(field)
     try:
-        return convert(column, target, exact_leaf)
+        return _converted(column, target)
     except NullFoundError as error:
         row = _first_bad(column, target)
         raise _null(batch, column, f"{field.name} ({error})", table_key, row) from error
@@ -204,6 +235,11 @@ def _table_column(batch: pa.RecordBatch, field: pa.Field, table_key: str) -> pa.
             table_key=table_key,
             column=field.name,
         ) from error
+
+
+def _converted(column: pa.Array, target: pa.DataType) -> pa.Array:
+    refuse_broken_text(column)
+    return convert(column, target, exact_leaf)
 
 
 def _null(
@@ -239,7 +275,7 @@ def _first_bad(column: pa.Array, target: pa.DataType) -> int:
 
 def _refused(part: pa.Array, target: pa.DataType) -> bool:
     try:
-        convert(part, target, exact_leaf)
+        _converted(part, target)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
         return True
     return False
@@ -247,6 +283,10 @@ def _refused(part: pa.Array, target: pa.DataType) -> bool:
 
 def _sample(column: pa.Array, row: int) -> str:
     # Printed by Arrow: Python can't hold every date or time that Arrow can.
+    try:
+        refuse_broken_text(column.slice(row, 1))
+    except pa.ArrowInvalid:
+        return "text that is no UTF-8"
     text = " ".join(column.slice(row, 1).to_string().split()).removeprefix("[").removesuffix("]")
     return _clipped(text.strip(), _MAX_SAMPLE)
 

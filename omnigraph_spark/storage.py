@@ -202,6 +202,20 @@ class Storage:
         except DatasetNotFoundError:
             return None
 
+    def get_range(self, path: str, start: int, size: int) -> bytes | None:
+        """Return some bytes of an object, or None where it isn't there.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        import obstore
+
+        try:
+            with translated(f"Reading {path} of {self.root}"):
+                return bytes(obstore.get_range(self._objects(), path, start=start, length=size))
+        except DatasetNotFoundError:
+            return None
+
     def head(self, path: str) -> ObjectInfo | None:
         """Return what the store says of an object, None where it isn't there.
 

@@ -25,8 +25,8 @@ from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.relocation import open_for_reading
 from omnigraph_spark.storage import Storage
+from omnigraph_spark.write.lookup import lookup
 from omnigraph_spark.write.matches import gathered
-from omnigraph_spark.write.upsert import lookup
 
 if TYPE_CHECKING:
     from lance import LanceDataset

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -30,9 +30,9 @@ from omnigraph_spark.branches.merge_sides import Piece, Sides
 from omnigraph_spark.relocation import open_for_reading
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write import field_map, matches, stage
-from omnigraph_spark.write.plan import CREATE, WritePlan
+from omnigraph_spark.write.lookup import lookup
+from omnigraph_spark.write.plan import WritePlan
 from omnigraph_spark.write.stage import StagedTable
-from omnigraph_spark.write.upsert import lookup
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -207,15 +207,11 @@ def staged_rows(plan: WritePlan, merge: TableMerge, found: Decision) -> list[Sta
     """Write what the target gets of a decision as fragments, and name what it loses.
 
     Raises:
-        IntegrityError, StorageError: as `stage.restage`; files so far stay unreferenced.
+        IntegrityError, StorageError: as `stage.stage`; files so far stay unreferenced.
     """
     target = plan.targets[merge.table_key]
-    taken = found.taken.to_batches()
-    if target.mode == CREATE:
-        return stage.stage(plan, [(merge.table_key, batch) for batch in taken])
-    staged = []
-    if found.taken.num_rows:
-        staged.append(stage.restage(plan, target, taken))
+    alone = replace(plan, targets={merge.table_key: target})
+    staged = stage.stage(alone, [(merge.table_key, one) for one in found.taken.to_batches()])
     if len(found.gone):
         dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
         gone = lookup(dataset, found.gone).addresses

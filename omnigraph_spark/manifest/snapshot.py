@@ -178,6 +178,8 @@ def _highest(rows: pa.Table) -> dict[str, int]:
         raise CorruptManifestError(
             "A version or tombstone row of __manifest has no table_version", expected="a number"
         )
+    if rows.num_rows == 0:  # most graphs have no tombstones, and a grouping costs a millisecond
+        return {}
     grouped = rows.group_by("table_key").aggregate([("table_version", "max")])
     return dict(
         zip(grouped["table_key"].to_pylist(), grouped["table_version_max"].to_pylist(), strict=True)
@@ -260,7 +262,10 @@ def open_manifest(
         VersionNotFoundError: the branch has no such version.
         UnsupportedManifestVersion: a newer shape that can't be read.
     """
-    main = open_main(storage)
+    return _opened(storage, open_main(storage), branch, version)
+
+
+def _opened(storage: Storage, main: LanceDataset, branch: str, version: int | None) -> LanceDataset:
     if layout.lance_branch(branch) is None:
         manifest = (
             main if version in (None, main.version) else _open_version(storage, branch, version)
@@ -282,11 +287,14 @@ def head_version(storage: Storage, branch: str = layout.MAIN) -> int:
         BranchNotFoundError: the graph has no such branch; what exists is listed.
         StorageError: the store failed.
     """
-    main = open_main(storage)
+    return _head(storage, open_main(storage), branch)
+
+
+def _head(storage: Storage, main: LanceDataset, branch: str) -> int:
     if layout.lance_branch(branch) is None:
-        return main.version
+        return int(main.version)
     _check_branch(main, branch)
-    return storage.dataset(layout.MANIFEST, branch).version
+    return int(storage.dataset(layout.MANIFEST, branch).version)
 
 
 def open_main(storage: Storage) -> LanceDataset:
@@ -348,5 +356,6 @@ def load(storage: Storage, branch: str = layout.MAIN, version: int | None = None
         CorruptManifestError: the rows contradict the format.
         StorageError: the store failed.
     """
-    pinned = head_version(storage, branch) if version is None else version
-    return fold(read_rows(open_manifest(storage, branch, pinned)), branch, pinned)
+    main = open_main(storage)
+    pinned = _head(storage, main, branch) if version is None else version
+    return fold(read_rows(_opened(storage, main, branch, pinned)), branch, pinned)

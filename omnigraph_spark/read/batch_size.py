@@ -21,6 +21,9 @@ BATCH_BYTES = 8 << 20
 _MOST_ROWS = 32_768
 _BLOB_ROWS = 16
 """Blobs are no part of the data files, so that nothing tells their size before they are read."""
+_IDS = ("id", "src", "dst")
+_ID_BYTES = 32.0
+_LEAST_SHARE = 0.25
 
 
 def batch_rows(fragments: Sequence[LanceFragment], stored: pa.Schema, names: Sequence[str]) -> int:
@@ -41,6 +44,20 @@ def batch_rows(fragments: Sequence[LanceFragment], stored: pa.Schema, names: Seq
         # Compressed, so a column that is left out can hide what a chosen one takes: half at least.
         wide += max(size / rows - others, size / rows / 2)
     return int(min(max(BATCH_BYTES / max(wide, 1.0), 1), _MOST_ROWS))
+
+
+def column_share(stored: pa.Schema, names: Sequence[str]) -> float:
+    """Return about what part of a table some columns are, a quarter at least; on the driver.
+
+    A scan of two columns of twenty reads little of each file: with partitions cut by the size of
+    the files it would be many tasks that do next to nothing. A column that may be of any size (but
+    for ids) counts as the whole.
+    """
+    if any(f.name in names and f.name not in _IDS and _fixed_bytes(f.type) is None for f in stored):
+        return 1.0
+    widths = {f.name: _fixed_bytes(f.type) or _ID_BYTES for f in stored}
+    chosen = sum(width for name, width in widths.items() if name in names)
+    return max(chosen / max(sum(widths.values()), 1.0), _LEAST_SHARE)
 
 
 def _fixed_bytes(kind: pa.DataType) -> float | None:

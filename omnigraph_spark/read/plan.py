@@ -85,15 +85,17 @@ def plan(
     datasets: Mapping[str, LanceDataset],
     max_partition_bytes: int,
     filtered: Mapping[str, bool],
+    shares: Mapping[str, float],
 ) -> list[Partition]:
     """Return the partitions that read the given tables whole; on the driver, once per action.
 
     Args:
         entries: The tables to read, in the order of the rows.
         datasets: Each of them opened (`open_tables`).
-        max_partition_bytes: Bytes on disk that a partition holds at most; one row range never gets
-            smaller than a row.
+        max_partition_bytes: Bytes on disk that a partition reads at most, about; one row range
+            never gets smaller than a row.
         filtered: Per table key, whether rows are filtered while they are read.
+        shares: Per table key, about what part of its bytes the columns are that are read.
 
     Returns:
         Partitions without empty fragments; an empty list where there are no rows.
@@ -105,9 +107,8 @@ def plan(
     current: list[Scan] = []
     room = max_partition_bytes
     for entry in entries:
-        token, pieces = _pieces(
-            datasets[entry.table_key], max_partition_bytes, filtered[entry.table_key]
-        )
+        key = entry.table_key
+        token, pieces = _pieces(datasets[key], max_partition_bytes, filtered[key], shares[key])
         open_run: list[_Piece] = []
         for piece in pieces:
             if piece.size > room and (current or open_run):
@@ -122,7 +123,9 @@ def plan(
     return packed
 
 
-def _pieces(dataset: LanceDataset, most: int, filtered: bool) -> tuple[str, list[_Piece]]:
+def _pieces(
+    dataset: LanceDataset, most: int, filtered: bool, share: float
+) -> tuple[str, list[_Piece]]:
     """Return the dataset's token and its fragments, large ones cut into ranges."""
     digest = hashlib.blake2b(digest_size=8)
     pieces: list[_Piece] = []
@@ -131,16 +134,16 @@ def _pieces(dataset: LanceDataset, most: int, filtered: bool) -> tuple[str, list
     for number, metadata in fragments:
         for file in metadata.files:
             digest.update(file.path.encode())
-        pieces.extend(_cut(number, metadata, most, filtered))
+        pieces.extend(_cut(number, metadata, most, filtered, share))
     return digest.hexdigest(), pieces
 
 
-def _cut(number: int, metadata: Any, most: int, filtered: bool) -> Iterator[_Piece]:
+def _cut(number: int, metadata: Any, most: int, filtered: bool, share: float) -> Iterator[_Piece]:
     physical, live = metadata.physical_rows, metadata.num_rows
     if live == 0:
         return
     known = sum(file.file_size_bytes or 0 for file in metadata.files)
-    size = known or physical * _UNKNOWN_ROW_BYTES
+    size = max(int((known or physical * _UNKNOWN_ROW_BYTES) * share), 1)
     # With a filter a range is of rows on disk, told by address; else of those left, by offset.
     rows = physical if filtered else live
     parts = min(-(-size // most), rows)

@@ -21,7 +21,7 @@ from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.options import ReadOptions
 from omnigraph_spark.read import filters, plan, user_filter
-from omnigraph_spark.read.batch_size import BATCH_BYTES, batch_rows
+from omnigraph_spark.read.batch_size import BATCH_BYTES, batch_rows, column_share
 from omnigraph_spark.read.frame_schema import FrameColumns
 from omnigraph_spark.read.open_datasets import fragments_of, opened
 from omnigraph_spark.storage import Storage
@@ -106,7 +106,12 @@ class OmnigraphReader(DataSourceReader):
             fitting = user_filter.fitting_tables(self._options.filter, datasets)
             left = [entry for entry in left if entry.table_key in fitting]
         filtered = {entry.table_key: self._filter(entry.table_key) is not None for entry in left}
-        planned = plan.plan(left, datasets, self._options.max_partition_bytes, filtered)
+        # A filter reads columns of its own.
+        shares = {
+            key: 1.0 if one else column_share(datasets[key].schema, self._names(key))
+            for key, one in filtered.items()
+        }
+        planned = plan.plan(left, datasets, self._options.max_partition_bytes, filtered, shares)
         return [OmnigraphInputPartition(scans) for scans in planned]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -126,7 +131,7 @@ class OmnigraphReader(DataSourceReader):
 
     def _scan(self, scan: plan.Scan) -> Iterator[pa.RecordBatch]:
         target = arrow_types.arrow_schema(self._schema)
-        names = [*self._columns.owned(scan.table_key).values()]
+        names = self._names(scan.table_key)
         where = self._filter(scan.table_key)
         count = 0
         with translated(f"Reading {scan.table_key} of {self._storage.root}"):
@@ -167,6 +172,10 @@ class OmnigraphReader(DataSourceReader):
             batch_size_bytes=BATCH_BYTES if rows is None else None,
             **scan_options(dataset.schema),
         )
+
+    def _names(self, key: str) -> list[str]:
+        """Return the columns that are scanned of a table."""
+        return [*self._columns.owned(key).values()]
 
     def _filter(self, key: str) -> str | None:
         """Return all that a row of the table must satisfy as Lance's SQL, None for nothing."""

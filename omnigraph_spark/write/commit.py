@@ -37,7 +37,6 @@ from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.write import heal, property_files, staged_files, updates
 from omnigraph_spark.write.commit_check import CommitCheck
 from omnigraph_spark.write.guards import keeps_ids, untouched_guards
-from omnigraph_spark.write.matches import changed_rows
 from omnigraph_spark.write.plan import CREATE, OVERWRITE, RESTORE, TableTarget, WritePlan
 from omnigraph_spark.write.publish_marks import marks
 from omnigraph_spark.write.stage import StagedTable
@@ -124,7 +123,7 @@ def _touched(plan: WritePlan, by_table: Mapping[str, Sequence[StagedTable]]) -> 
 def _is_touched(plan: WritePlan, key: str, by_table: Mapping[str, Sequence[StagedTable]]) -> bool:
     """Tell whether a table gets a new version: it has rows, is listed, or is marked by it."""
     target = plan.targets[key]
-    has_rows = any(one.fragments or changed_rows(one.matches) for one in by_table[key])
+    has_rows = any(one.fragments or any(m.rows for m in one.matches) for one in by_table[key])
     listed = bool(target.added or target.renamed) or target.mode in (OVERWRITE, CREATE, RESTORE)
     return has_rows or listed or plan.txn is not None or plan.merged_parent is not None
 
@@ -345,6 +344,7 @@ class _Write:
     def _after_publish(self, heartbeat: Heartbeat, published: Published) -> None:
         """Write lineage and tidy up; the write is done whatever happens here."""
         plan = self._plan
+        self._tidy(lambda: staged_files.delete_beside(plan, self._all_staged()))
         if not published.skipped:
             self._tidy(lambda: property_files.name_added(plan.storage, plan.new_properties))
             self._tidy(

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnigraph_spark import frame_batches, layout
-from omnigraph_spark.arrow_write import to_table_batch
+from omnigraph_spark.arrow_write import refuse_broken_columns, to_table_batch
 from omnigraph_spark.errors import IntegrityError
 from omnigraph_spark.frame_batches import Ownership
 from omnigraph_spark.ids import ulids
@@ -48,11 +48,12 @@ def route(
             row's key, or a value that breaks a rule of the table.
         StorageError: bad records can't be set aside.
         SchemaMismatchError: a table that the write doesn't know, a value in a column that the row's
-            table doesn't have, or one that doesn't fit its column exactly.
+            table doesn't have, one that doesn't fit its column exactly, or text that is no UTF-8.
     """
     for batch in batches:
         if not batch.num_rows:
             continue
+        refuse_broken_columns(batch, routing.single)
         parts: Iterable[tuple[str, pa.RecordBatch]]
         if routing.single is not None:
             parts = [(routing.single, batch)]

@@ -360,6 +360,16 @@ def test_options_for_reading_are_refused_on_writing(spark: SparkSession, uri: st
         save(people(spark), uri, table=NODE, versionAsOf="2")
 
 
+@pytest.mark.parametrize("column", ["name", "id"])
+def test_text_that_is_no_utf8_is_refused_before_it_makes_the_table_unreadable(
+    spark: SparkSession, uri: str, column: str
+) -> None:
+    other = "id" if column == "name" else "name"
+    frame = spark.sql(f"SELECT CAST(X'FFFE' AS STRING) AS {column}, 'c' AS {other}")
+    with nothing_written(uri), refused(SchemaMismatchError, f"Column {column} .*no UTF-8"):
+        save(frame, uri, table=NODE)
+
+
 @pytest.mark.parametrize(
     ("column", "match"),
     [

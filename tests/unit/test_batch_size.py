@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from omnigraph_spark.engine_types import blob_type
-from omnigraph_spark.read.batch_size import BATCH_BYTES, batch_rows
+from omnigraph_spark.read.batch_size import BATCH_BYTES, batch_rows, column_share
 
 MIB = 1 << 20
 SCHEMA = pa.schema(
@@ -61,6 +61,22 @@ def test_blobs_come_few_at_a_time() -> None:
     blobs = pa.schema([pa.field("id", pa.utf8()), blob_type_field("b")])
     assert batch_rows([], blobs, ["id", "b"]) == 16
     assert batch_rows([], blobs, ["id"]) > 16
+
+
+@pytest.mark.parametrize(
+    ("names", "share"),
+    [
+        (["id", "n", "text", "vector"], 1.0),
+        (["id", "n", "vector"], (32 + 8 + 1024) / (32 + 8 + 32 + 1024)),
+        (["id", "n"], 0.25),
+        (["n", "text"], 1.0),
+        ([], 0.25),
+    ],
+)
+def test_columns_are_about_their_part_of_the_bytes_and_text_may_be_all_of_them(
+    names: list[str], share: float
+) -> None:
+    assert column_share(SCHEMA, names) == pytest.approx(share)
 
 
 def blob_type_field(name: str) -> pa.Field:

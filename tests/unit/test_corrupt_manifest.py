@@ -12,16 +12,24 @@ import pytest
 
 from omnigraph_spark import faults, layout
 from omnigraph_spark.errors import CorruptManifestError, GraphNotFoundError, OmnigraphError
-from omnigraph_spark.manifest.migrations import new_manifest_schema
 from omnigraph_spark.manifest.rows import MANIFEST_SCHEMA
-from omnigraph_spark.manifest.snapshot import load, open_main, read_rows
+from omnigraph_spark.manifest.snapshot import load, open_main
 from omnigraph_spark.read.plan import read_table
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write.commit import commit
 from tests.support import graphs, writes
+from tests.support.damage import (
+    BROKEN_FILES,
+    LIES,
+    VERSION_ROW,
+    Damage,
+    change,
+    cut,
+    empty,
+    garbage,
+    newest,
+)
 from tests.support.writes import ALL, COMPANY, PERSON
-
-VERSION_ROW = layout.version_object_id(PERSON, 1)
 
 
 @pytest.fixture
@@ -30,80 +38,9 @@ def graph(tmp_path: Path) -> Iterator[Storage]:
     faults.disarm()
 
 
-def change(column: str, value: str, row: str) -> Callable[[Storage], None]:
-    """Return what sets a column of one manifest row to an SQL value."""
-    return lambda storage: _update(storage, column, value, row)
-
-
-def _update(storage: Storage, column: str, value: str, row: str) -> None:
-    open_main(storage).update({column: value}, f"object_id = '{row}'")
-
-
-def rewrite(edit: Callable[[pa.Table], pa.Table]) -> Callable[[Storage], None]:
-    """Return what replaces the whole manifest by an edited one, in a new version."""
-
-    def act(storage: Storage) -> None:
-        rows = edit(read_rows(open_main(storage)))
-        rows = rows.replace_schema_metadata(new_manifest_schema().metadata)
-        lance.write_dataset(rows, storage.dataset_uri("__manifest"), mode="overwrite")
-
-    return act
-
-
-def _with(column: str, values: pa.Array, rows: pa.Table) -> pa.Table:
-    return rows.set_column(rows.schema.get_field_index(column), column, values)
-
-
-def _twice_with_another_count(rows: pa.Table) -> pa.Table:
-    again = _with("row_count", pa.array([77] * rows.num_rows, pa.uint64()), rows)
-    return pa.concat_tables([rows, again])
-
-
-def location(value: str) -> Callable[[Storage], None]:
-    return change("location", f"'{value}'", PERSON)
-
-
-@pytest.mark.parametrize(
-    ("damage", "named"),
-    [
-        pytest.param(location("../../outside"), PERSON, id="climbs"),
-        pytest.param(location("nodes/../../../outside"), PERSON, id="climbs-inside"),
-        pytest.param(location("nodes/.."), PERSON, id="parent"),
-        pytest.param(location("/etc/passwd"), PERSON, id="absolute"),
-        pytest.param(location("file:///etc/passwd"), PERSON, id="file-uri"),
-        pytest.param(location("s3://other-bucket/graph"), PERSON, id="other-bucket"),
-        pytest.param(location("https://user:secret@host/x"), PERSON, id="credentials"),
-        pytest.param(location("nodes/a/b"), PERSON, id="too-deep"),
-        pytest.param(location("nodes"), PERSON, id="too-short"),
-        pytest.param(location(""), PERSON, id="empty"),
-        pytest.param(location("nodes/a%2f..%2f.."), PERSON, id="percent"),
-        pytest.param(location("nodes\\a"), PERSON, id="backslash"),
-        pytest.param(location("__manifest/data"), PERSON, id="own-dataset"),
-        pytest.param(location("nodes/a\nb"), PERSON, id="line-break"),
-        pytest.param(change("location", "NULL", PERSON), PERSON, id="null-location"),
-        pytest.param(change("metadata", "'{ no json'", VERSION_ROW), VERSION_ROW, id="bad-json"),
-        pytest.param(change("metadata", "'[1, 2]'", VERSION_ROW), VERSION_ROW, id="json-list"),
-        pytest.param(
-            change("table_version", "NULL", VERSION_ROW), "table_version", id="null-version"
-        ),
-        pytest.param(change("table_key", "'Person'", VERSION_ROW), "Person", id="no-table-key"),
-        pytest.param(change("table_key", "'../x'", PERSON), "../x", id="hostile-table-key"),
-        pytest.param(rewrite(_twice_with_another_count), "contradictory rows", id="contradiction"),
-        pytest.param(
-            rewrite(
-                lambda rows: _with("table_version", rows["table_version"].cast(pa.utf8()), rows)
-            ),
-            "table_version",
-            id="version-as-text",
-        ),
-        pytest.param(
-            rewrite(lambda rows: rows.drop(["table_branch"])), "table_branch", id="column"
-        ),
-        pytest.param(rewrite(lambda rows: rows.drop(["object_id"])), "object_id", id="key-column"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "named"), LIES.values(), ids=list(LIES))
 def test_a_manifest_row_that_lies_is_refused_by_name_and_nothing_is_written(
-    graph: Storage, damage: Callable[[Storage], None], named: str
+    graph: Storage, damage: Damage, named: str
 ) -> None:
     planned = writes.plan(graph, [PERSON])
     staged = writes.stage_rows(planned, {PERSON: ["late"]})
@@ -148,7 +85,7 @@ def test_a_tombstone_below_the_live_version_is_no_damage(graph: Storage) -> None
 
 
 def test_a_version_that_the_table_never_had_is_named(graph: Storage) -> None:
-    _update(graph, "table_version", "99", VERSION_ROW)
+    change("table_version", "99", VERSION_ROW)(graph)
     snapshot = load(graph)
     with pytest.raises(OmnigraphError, match=r"OMNIGRAPH_(CORRUPT_MANIFEST|STORAGE).*nodes/"):
         read_table(graph, snapshot, PERSON)
@@ -174,30 +111,7 @@ def test_a_table_whose_dataset_ends_before_the_published_version_is_not_written_
 # --- damaged version files ---------------------------------------------------------------------
 
 
-def newest(storage: Storage, place: str) -> Path:
-    folder = Path(storage.root) / place / "_versions"
-    return min(path for path in folder.iterdir() if path.name.endswith(".manifest"))
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def flip_length(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-16] ^= 0xFF
-    path.write_bytes(bytes(data))
-
-
-def garbage(path: Path) -> None:
-    path.write_bytes(b"\xde\xad\xbe\xef" * 64)
-
-
-DAMAGE = pytest.mark.parametrize("damage", [empty, cut, flip_length, garbage])
+DAMAGE = pytest.mark.parametrize("damage", BROKEN_FILES)
 
 
 @DAMAGE

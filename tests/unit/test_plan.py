@@ -143,6 +143,13 @@ def test_small_fragments_share_a_partition_and_large_ones_are_split(graph: Path)
     assert all(sum(sizes[n] for n in numbers) <= most for numbers in whole)
 
 
+def test_few_columns_make_fewer_partitions_and_give_every_row(graph: Path) -> None:
+    cut = {"table": KEY, "maxPartitionBytes": "500"}
+    few = _reader(graph, columns="n", **cut)
+    assert 1 < len(few.partitions()) < len(_reader(graph, **cut).partitions()) / 2
+    assert _numbers(few) == ALIVE
+
+
 def test_a_large_size_makes_one_partition_of_all_small_tables(graph: Path) -> None:
     (only,) = _reader(graph).partitions()
     assert [scan.table_key for scan in only.value] == [OTHER, KEY]
