@@ -38,7 +38,7 @@ from omnigraph_spark.write import heal, property_files, staged_files, updates
 from omnigraph_spark.write.commit_check import CommitCheck
 from omnigraph_spark.write.guards import keeps_ids, untouched_guards
 from omnigraph_spark.write.plan import CREATE, OVERWRITE, RESTORE, TableTarget, WritePlan
-from omnigraph_spark.write.publish_marks import marks
+from omnigraph_spark.write.publish_marks import marks, of_dropped
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_commit import (
     Moved,
@@ -295,7 +295,8 @@ class _Write:
                 changes.append(TableRow(one.table_key, one.location))
             changes += one.rows(manifest_metadata(self._round, one), ours)
         for key in plan.dropped:
-            changes.append(TombstoneRow(key, snapshot.floors[key], {OURS: ours}))
+            gone = of_dropped(ours, snapshot.tables.get(key))
+            changes.append(TombstoneRow(key, snapshot.floors[key], {OURS: gone}))
         guards = untouched_guards(plan, snapshot, self._touched)
         found = {key: snapshot.version(key) for key in guards}
         before = {one.table_key: one.before for one in moved}

@@ -21,6 +21,7 @@ from omnigraph_spark.errors import (
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import optimize
 from omnigraph_spark.manifest.snapshot import Snapshot, load
+from omnigraph_spark.read import metadata_frames
 from omnigraph_spark.storage import Storage
 from tests.format_checker import check_graph
 from tests.support.branches import make
@@ -130,6 +131,34 @@ def test_rows_that_all_versions_share_are_not_read(graph: Storage) -> None:
     found = prepare(graph, "late")
     assert isinstance(found.runner, Here)
     assert found.runner.rows_read == {PERSON: {"b0": 2, "s": 2, "t": 2}}
+
+
+def test_history_tells_of_every_kind_of_publish_what_it_touched(graph: Storage) -> None:
+    first = commits.head(graph)
+    write_rows(graph, {PERSON: [("a", 10), ("e", 5)]}, "merge", branch="dev", actor="me")
+    write_rows(graph, {PERSON: [("b", 0)]}, "delete", branch="dev", onDelete="cascade")
+    dev = commits.head(graph, "dev")
+    write_rows(graph, {COMPANY: [("x", 1)]})
+    merge(graph, "dev", actor="you")
+    restore_to(graph, "main", 3)
+    assert first is not None and dev is not None  # noqa: PT018  (for the type checker)
+    told = metadata_frames.read("history", graph, at(graph)).to_pylist()
+    assert [(row["tables"], row["rows_added"], row["rows_removed"]) for row in told[:3]] == [
+        ([KNOWS, COMPANY, PERSON], 5, 5),  # restored: COMPANY goes, the others come back as a whole
+        ([KNOWS, PERSON], 2, 3),  # merged: a is updated, e added, b gone with its edge
+        ([COMPANY], 1, 0),
+    ]
+    assert [row["actor"] for row in told[:3]] == [None, "you", None]
+    assert told[1]["merged_parent_id"] == dev.graph_commit_id
+    assert [row["parent_id"] for row in told[:3]] == [row["commit_id"] for row in told[1:4]]
+    assert [row["version"] for row in told[:3]] == [6, 5, 4]
+    branch = metadata_frames.read("history", graph, at(graph, "dev")).to_pylist()
+    assert [(row["tables"], row["rows_added"], row["rows_removed"]) for row in branch[:2]] == [
+        ([KNOWS, PERSON], 0, 2),
+        ([PERSON], 2, 1),
+    ]
+    assert [row["actor"] for row in branch[:2]] == [None, "me"]
+    assert branch[1]["parent_id"] == first.graph_commit_id
 
 
 def test_the_same_change_on_both_sides_is_no_conflict(graph: Storage) -> None:
