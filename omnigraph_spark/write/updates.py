@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from omnigraph_spark.arrow_write import to_table_batch
-from omnigraph_spark.errors import IntegrityError
+from omnigraph_spark.errors import ExpectedVersionMismatch, IntegrityError
 from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
 from omnigraph_spark.storage import Storage
@@ -105,11 +105,15 @@ def matched(
     """Return the plan and the staged tables matched to the snapshot; None where they are.
 
     Raises:
+        ExpectedVersionMismatch: a merge of branches, which compared the versions that it planned.
         OmnigraphError: as `rematched`.
     """
     stale = [key for key in sorted(by_table) if by_table[key] and is_stale(plan, snapshot, key)]
     if not stale:
         return None
+    if plan.merged_parent is not None:
+        planned = plan.targets[stale[0]].version
+        raise ExpectedVersionMismatch(stale[0], planned, snapshot.version(stale[0]))
     targets, staged = dict(plan.targets), dict(by_table)
     for key in stale:
         targets[key], staged[key] = rematched(plan, snapshot, key, by_table[key])

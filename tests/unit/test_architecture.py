@@ -28,7 +28,7 @@ KNOW_SPARK = {
     "arrow_types",
     "branches.diff",
     "branches.merge",
-    "branches.merge_rows",
+    "branches.merge_spark",
     "catalog",
     "datasource",
     "ddl",

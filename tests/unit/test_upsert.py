@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -425,6 +426,23 @@ def test_nothing_of_an_orphan_is_adopted_by_an_upsert(storage: Storage) -> None:
     assert ids(storage, PERSON) == ["first", "second"]
 
 
+def test_c28_writers_of_overlapping_new_keys_at_once_leave_one_row_of_each(
+    storage: Storage,
+) -> None:
+    upsert(storage, [rows(id=["A"], a=[0], b=["b"], f=[0.0])])
+    ready = []
+    for a, keys in ((1, ["N", "M"]), (2, ["M", "K"])):
+        planned = plan(storage, [T], new=NEW, writeMode="merge")
+        batch = rows(id=keys, a=[a] * 2, b=["b"] * 2, f=[0.0] * 2)
+        ready.append((planned, staged(planned, [[batch]])))
+    with ThreadPoolExecutor(2) as pool:
+        done = [pool.submit(commit, *one) for one in ready]
+    assert [one.exception() for one in done] == [None, None]
+    found = {key: row[0] for key, row in values(storage).items()}
+    assert found.pop("M") in (1, 2)
+    assert found == {"A": 0, "N": 1, "K": 2}
+
+
 def test_many_writers_of_one_new_key_end_in_one_row(storage: Storage) -> None:
     ten(storage)
     errors: list[BaseException] = []
@@ -641,6 +659,32 @@ def test_lance_reads_the_row_ids_that_are_encoded_here(tmp_path: Path, found: li
     done = lance.LanceDataset.commit(made, update, read_version=made.version)
     read = done.scanner(with_row_id=True).to_table()
     assert read["_rowid"].to_pylist() == [one + 1 for one in found]
+
+
+def test_c45_a_merge_that_changes_one_byte_of_a_blob_is_seen_and_moves_no_other(
+    storage: Storage,
+) -> None:
+    from omnigraph_spark.arrow_write import to_table_batch
+
+    schema = pa.schema([pa.field("id", pa.utf8(), nullable=False), pa.field("pic", blob_type())])
+    new = {T: NewTable(schema)}
+    stored = plan(storage, [T], new=new).targets[T].schema
+    large = b"x" * (2 << 20)
+
+    def pictures(**found: bytes | None) -> pa.RecordBatch:
+        columns = {"id": [*found], "pic": pa.array(found.values(), pa.binary())}
+        return to_table_batch(pa.RecordBatch.from_pydict(columns), stored, T)
+
+    first = {"p1": b"A", "p2": b"", "p3": None, "p4": large}
+    append(storage, pictures(**first), new=new)
+    upsert(storage, [pictures(**dict(reversed(first.items())))], new=new)
+    version = load(storage).version(T)
+    other = large[:-1] + b"y"
+    upsert(storage, [pictures(p4=other)], new=new)
+    found = table(storage)
+    assert [found[key]["pic"] or None for key in first] == [b"A", None, None, other]
+    assert found["p4"]["_row_last_updated_at_version"] == load(storage).version(T) > version
+    assert dataset(storage).count_rows(filter="id = 'p2'") == 1
 
 
 def test_bad_records_and_upserts_do_not_go_together(storage: Storage, tmp_path: Path) -> None:
