@@ -1,9 +1,10 @@
 """Optimize among writers, and the space that a cleanup gives back.
 
-Makes a table of many small fragments with an index on `id`, then optimizes it while other processes
-append to it, as often as they take. Checks that no writer failed and that every row is there once;
-prints fragments, times and what the writers waited. Then cleans up as if it were eight days later,
-and prints the space before and after.
+Makes a table of many small fragments with an index on `id`, a branch and a tag, then optimizes it
+while other processes append to it, one call after the other. Checks that no writer failed and that
+every row is there once; prints fragments, times and what the writers waited. Then cleans up as if
+it were eight days later, prints the space before and after, and reads every version that is left,
+of both branches, and the tag.
 
     python benchmarks/maintenance.py --fragments 2000 --writers 4 --seconds 30 [--spark]
 """
@@ -27,13 +28,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pyarrow as pa
 
+from omnigraph_spark import layout
+from omnigraph_spark.branches import refs
+from omnigraph_spark.branches.manage import create_branch
+from omnigraph_spark.branches.refs import Resolved
+from omnigraph_spark.branches.tags import create_tag
 from omnigraph_spark.errors import OmnigraphError
 from omnigraph_spark.maintenance.cleanup import cleanup
 from omnigraph_spark.maintenance.optimize import Run, create_index, optimize, run_here
 from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.read.plan import read_table
 from omnigraph_spark.storage import Storage
 from tests.support import lance_graphs, writes
 from tests.support.writes import NODE_SCHEMA, PERSON, ids
+
+BRANCH, TAG = "side", "before-optimize"
 
 
 def make(root: str, fragments: int, rows_each: int) -> Storage:
@@ -102,6 +111,24 @@ def size(storage: Storage) -> float:
     return sum(info.size for info in storage.list("")) / 2**20
 
 
+def counted_versions(storage: Storage) -> int:
+    """Read every version of `__manifest` that is left, on both branches; return how many.
+
+    Raises:
+        AssertionError: a table has another number of rows than its version row says.
+    """
+    found = 0
+    for branch in ("main", BRANCH):
+        manifest = storage.dataset(layout.MANIFEST, layout.lance_branch(branch))
+        for version in sorted(one["version"] for one in manifest.versions()):
+            snapshot = load(storage, branch, version)
+            for entry in snapshot.tables.values():
+                rows = read_table(storage, snapshot, entry.table_key).num_rows
+                assert rows == entry.row_count, (branch, version, entry, rows)
+            found += 1
+    return found
+
+
 def spark_run() -> Run:
     """Return what runs tasks on a local Spark."""
     from pyspark.sql import SparkSession
@@ -134,13 +161,19 @@ def report(given: argparse.Namespace, root: Path) -> None:
     storage = make(str(root), given.fragments, given.rows)
     run = spark_run() if given.spark else run_here
     _, alone, _ = among_writers(storage.root, given.writers, given.seconds / 3, lambda: None)
-    taken: list[float] = []
+    create_branch(storage, BRANCH, Resolved("main", None))
+    writes.write(storage, {PERSON: ["on-the-side"]}, branch=BRANCH)
+    create_tag(storage, TAG, Resolved("main", None))
+    tagged = ids(storage, PERSON)
+    taken: list[tuple[float, int]] = []
     before = fragments_of(storage)
 
     def work() -> None:
-        began = time.monotonic()
-        optimize(storage, "main", None, run)
-        taken.append(time.monotonic() - began)
+        end = time.monotonic() + given.seconds - 3
+        while not taken or time.monotonic() < end:
+            began = time.monotonic()
+            optimize(storage, "main", None, run)
+            taken.append((time.monotonic() - began, fragments_of(storage)))
 
     names, times, errors = among_writers(storage.root, given.writers, given.seconds, work)
     assert errors == [], errors
@@ -154,9 +187,11 @@ def report(given: argparse.Namespace, root: Path) -> None:
     again = time.monotonic() - began
     assert ids(storage, PERSON) == counted
     print(f"fragments before                     {before:10}")
-    print(f"optimize among {given.writers} writers           {taken[0]:10.2f} s")
+    print(f"optimize among {given.writers} writers           {taken[0][0]:10.2f} s")
+    print(f"fragments when it returned           {taken[0][1]:10}")
+    print(f"optimize again and again             {len(taken) - 1:10} times")
     print(f"fragments when the writers ended     {during:10}")
-    print(f"optimize again, no writers           {again:10.2f} s")
+    print(f"optimize, no writers                 {again:10.2f} s")
     print(f"fragments at the end                 {fragments_of(storage):10}")
     print(
         f"appends acknowledged                 {len(names):10}, none failed, none lost or doubled"
@@ -171,9 +206,14 @@ def report(given: argparse.Namespace, root: Path) -> None:
     done = cleanup(storage, dry_run=False, now=datetime.now(timezone.utc) + timedelta(days=8))
     spent = time.monotonic() - began
     assert ids(storage, PERSON) == counted
+    name = refs.resolve(storage, version_as_of=TAG)
+    of_tag = load(storage, name.branch, name.version)
+    assert sorted(read_table(storage, of_tag, PERSON)["id"].to_pylist()) == sorted(tagged)
+    kept = counted_versions(storage)
     print(f"size before cleanup                  {full:10.1f} MiB")
     print(f"size after cleanup                   {size(storage):10.1f} MiB")
     print(f"cleanup: {done.versions} versions, {done.files} files, in {spent:.1f} s")
+    print(f"versions that are left and read right{kept:10}, and the tag")
 
 
 if __name__ == "__main__":

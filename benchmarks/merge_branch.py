@@ -1,11 +1,13 @@
 """Merge a branch with many changed rows on executors of their own: how long, how large the driver.
 
 For each size a fresh Spark (`local-cluster`: the executors are other JVMs) makes a table, changes a
-fifth of its rows on a branch, appends some on `main`, and merges. Printed are the seconds, and the
-largest resident size that the driver's Python process, its JVM, and the Python processes that this
-JVM starts for planning and committing had during the merge. None of them may grow with the rows.
+fifth of its rows on a branch, appends some on `main`, and merges. Printed are the seconds, the
+largest resident size that the driver's Python process and the Python processes that its JVM starts
+had during the merge, and how many bytes the driver's JVM still uses after a collection: its heap is
+fixed and small at every size (`--heap`), since a JVM takes what it may whether it needs it or not.
+None of them may grow with the rows.
 
-    python benchmarks/merge_branch.py --rows 1250000 5000000
+    python benchmarks/merge_branch.py --rows 1250000 5000000 --how upsert
 """
 
 from __future__ import annotations
@@ -36,7 +38,6 @@ PERSON = "node:Person"
 CHANGED = 5
 """One row in so many is changed on the branch."""
 CONF = {
-    "spark.driver.memory": "512m",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
     "spark.sql.shuffle.partitions": "8",
 }
@@ -81,6 +82,19 @@ class Sizes:
         self.largest[kind] = max(self.largest[kind], process.memory_info().rss)
 
 
+def cpu_seconds() -> float:
+    """Return what this process and all that it started have used so far."""
+    found = 0.0
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        found += times.user + times.system
+    return found
+
+
 def people(spark: SparkSession, rows: int) -> DataFrame:
     """Return a table of so many people."""
     return spark.range(rows).selectExpr(
@@ -92,9 +106,19 @@ def people(spark: SparkSession, rows: int) -> DataFrame:
     )
 
 
-def one(rows: int, folder: Path) -> dict[str, Any]:
+def heap_in_use(spark: SparkSession) -> int:
+    """Return the bytes that live on the heap of the driver's JVM, after a collection."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    bean = jvm.java.lang.management.ManagementFactory.getMemoryMXBean()
+    bean.gc()
+    return int(bean.getHeapMemoryUsage().getUsed())
+
+
+def one(rows: int, how: str, heap: str, folder: Path) -> dict[str, Any]:
     """Make, change, merge; returns the figures."""
-    spark = new_session("local-cluster[2,1,1024]", folder, CONF)
+    conf = {**CONF, "spark.driver.memory": heap}
+    spark = new_session("local-cluster[2,1,1024]", folder, conf)
     graph = OmniGraph.for_path(spark, str(folder / "graph"))
     graph.write({PERSON: people(spark, rows)})
     graph.create_branch("dev")
@@ -106,13 +130,19 @@ def one(rows: int, folder: Path) -> dict[str, Any]:
         "weight",
         "number",
     )
-    graph.write({PERSON: new}, mode="overwrite", branch="dev")
+    if how == "upsert":
+        new = new.where("age >= 1000")
+        graph.write({PERSON: new}, branch="dev", writeMode="merge", lastWriterWins="true")
+    else:
+        graph.write({PERSON: new}, mode="overwrite", branch="dev")
     added = people(spark, 1000).withColumn("id", sf.concat(sf.lit("new-"), "id"))
     graph.write({PERSON: added})
-    began = time.perf_counter()
+    before = heap_in_use(spark)
+    began, cpu = time.perf_counter(), cpu_seconds()
     with Sizes() as sizes:
         graph.merge("dev")
-    took = time.perf_counter() - began
+    took, used = time.perf_counter() - began, cpu_seconds() - cpu
+    after = heap_in_use(spark)
     table = graph.table(PERSON)
     counted = table.selectExpr("count(*) AS n", "count_if(age >= 1000) AS changed").first()
     expected = (rows + 1000, -(-rows // CHANGED))
@@ -122,7 +152,12 @@ def one(rows: int, folder: Path) -> dict[str, Any]:
     return {
         "rows": rows,
         "changed": expected[1],
+        "how": how,
         "seconds": round(took, 1),
+        "CPU seconds": round(used, 1),
+        "heap": heap,
+        "heap MiB before": before // MIB,
+        "heap MiB after": after // MIB,
         **{f"{kind} MiB": size // MIB for kind, size in sizes.largest.items()},
     }
 
@@ -131,14 +166,17 @@ def main() -> None:
     """Run each size in a process of its own and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1_250_000, 5_000_000])
+    parser.add_argument("--how", choices=("upsert", "overwrite"), default="upsert")
+    parser.add_argument("--heap", default="384m", help="the heap of the driver's JVM")
     parser.add_argument("--one", action="store_true", help="one size, in this process")
     asked = parser.parse_args()
     if asked.one:
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(one(asked.rows[0], Path(folder))))
+            print(json.dumps(one(asked.rows[0], asked.how, asked.heap, Path(folder))))
         return
     for rows in asked.rows:
-        command = [sys.executable, __file__, "--one", "--rows", str(rows)]
+        same = ["--how", asked.how, "--heap", asked.heap]
+        command = [sys.executable, __file__, "--one", "--rows", str(rows), *same]
         subprocess.run(command, check=True)
 
 

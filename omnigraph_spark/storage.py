@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 from omnigraph_spark import layout
 from omnigraph_spark.errors import OptionError
 from omnigraph_spark.lance_errors import DatasetNotFoundError, translated
+from omnigraph_spark.python_workers import keep_loaded_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -111,6 +112,7 @@ class Storage:
         with translated(f"Opening {location} of {self.root}"):
             import lance
 
+            keep_loaded_modules()
             return lance.dataset(uri, version=version, storage_options=self.lance_options())
 
     def create_dataset(
@@ -199,6 +201,20 @@ class Storage:
         try:
             with translated(f"Reading {path} of {self.root}"):
                 return bytes(obstore.get(self._objects(), path).bytes())
+        except DatasetNotFoundError:
+            return None
+
+    def get_range(self, path: str, start: int, size: int) -> bytes | None:
+        """Return some bytes of an object, or None where it isn't there.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        import obstore
+
+        try:
+            with translated(f"Reading {path} of {self.root}"):
+                return bytes(obstore.get_range(self._objects(), path, start=start, length=size))
         except DatasetNotFoundError:
             return None
 

@@ -86,15 +86,17 @@ class _Round(RoundRows):
 
     def _check_ids(self, staged: Staged) -> None:
         s, key = staged.name, staged.write.table_key
-        self._report(
-            staged,
-            UNIQUE_ID,
-            "id",
-            f"SELECT f, r, id AS v FROM {s} WHERE id IN "
-            f"(SELECT id FROM {s} GROUP BY id HAVING count(*) > 1)",
-            "every id once in a write",
-            "Keep one row of each id",
-        )
+        # Most writes repeat no id, and numbers are grouped in half of the time that texts need.
+        if self._db.run(f"SELECT 1 FROM {s} GROUP BY hash(id) HAVING count(*) > 1 LIMIT 1"):
+            self._report(
+                staged,
+                UNIQUE_ID,
+                "id",
+                f"SELECT f, r, id AS v FROM {s} WHERE id IN "
+                f"(SELECT id FROM {s} GROUP BY id HAVING count(*) > 1)",
+                "every id once in a write",
+                "Keep one row of each id",
+            )
         if staged.write.replaces != NOTHING or key not in self._snapshot.tables:
             return
         there = self._published(key, {"id": "id"}, self._few(s, "id"))

@@ -1,8 +1,8 @@
 """An embedded SQL engine for checks of any size: DuckDB over Arrow streams, spilling to disk.
 
-Runs on the driver, once per round of a write that checks keys. What it holds in memory is bounded
-by `MEMORY_LIMIT`; the rest goes to a folder of its own in the system's place for temporary files,
-which is gone when the check is done.
+Runs on the driver, once per round of a write that checks keys, and in the tasks of large upserts.
+What it holds in memory is bounded by `MEMORY_LIMIT`; the rest goes to a folder of its own in the
+system's place for temporary files, which is gone when the check is done.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ _KEEP_ORDER = "join_order,build_side_probe_side"
 
 
 class Scratch:
-    """A database of one check; use it in a `with` block."""
+    """A database of one check; use it in a `with` block. Its errors begin with `what`."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "Checking keys and edge ends") -> None:
         import duckdb
 
+        self._what = what
         self._folder = tempfile.mkdtemp(prefix="omnigraph-check-")
         self._db: duckdb.DuckDBPyConnection = duckdb.connect(
             ":memory:",
@@ -66,16 +67,20 @@ class Scratch:
         """
         return self._execute(sql, streams).fetchall()
 
-    def table(self, sql: str) -> pa.Table:
-        """Run a query and return its rows as Arrow.
+    def table(self, sql: str, **streams: pa.RecordBatchReader) -> pa.Table:
+        """Run a query and return its rows as Arrow; `streams` as in `run`.
 
         Raises:
-            StorageError: there is no room to spill to.
+            StorageError: a stream couldn't be read, or there is no room to spill to.
         """
         import duckdb
 
         try:
+            for name, stream in streams.items():
+                self._db.register(name, stream)
             found: pa.Table = self._db.sql(sql).to_arrow_table()
+            for name in streams:
+                self._db.unregister(name)
         except (duckdb.Error, OSError) as error:
             raise self._failed(error) from error
         return found
@@ -105,7 +110,7 @@ class Scratch:
 
     def _failed(self, error: Exception) -> StorageError:
         return StorageError(
-            "Checking keys and edge ends failed",
+            f"{self._what} failed",
             expected=f"tables that can be read, and room to spill to in {self._folder}",
             found=" ".join(str(error).split())[:300],
             hint="Nothing was published. Write again",

@@ -23,7 +23,8 @@ _BLOB_ROWS = 16
 """Blobs are no part of the data files, so that nothing tells their size before they are read."""
 _IDS = ("id", "src", "dst")
 _ID_BYTES = 32.0
-_LEAST_SHARE = 0.25
+LEAST_SHARE = 0.25
+"""So partitions get at most four times as large for what their scans leave out."""
 
 
 def batch_rows(fragments: Sequence[LanceFragment], stored: pa.Schema, names: Sequence[str]) -> int:
@@ -57,7 +58,7 @@ def column_share(stored: pa.Schema, names: Sequence[str]) -> float:
         return 1.0
     widths = {f.name: _fixed_bytes(f.type) or _ID_BYTES for f in stored}
     chosen = sum(width for name, width in widths.items() if name in names)
-    return max(chosen / max(sum(widths.values()), 1.0), _LEAST_SHARE)
+    return max(chosen / max(sum(widths.values()), 1.0), LEAST_SHARE)
 
 
 def _fixed_bytes(kind: pa.DataType) -> float | None:

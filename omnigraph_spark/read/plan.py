@@ -123,6 +123,18 @@ def plan(
     return packed
 
 
+def index_answers(dataset: LanceDataset, where: str) -> bool:
+    """Tell whether Lance asks an index for the rows of a filter; on the driver, reads no rows.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    with translated("Planning a filter"):
+        return (
+            "ScalarIndexQuery" in dataset.scanner(filter=where, columns=["_rowid"]).explain_plan()
+        )
+
+
 def _pieces(
     dataset: LanceDataset, most: int, filtered: bool, share: float
 ) -> tuple[str, list[_Piece]]:

@@ -21,7 +21,7 @@ from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.options import ReadOptions
 from omnigraph_spark.read import filters, plan, user_filter
-from omnigraph_spark.read.batch_size import BATCH_BYTES, batch_rows, column_share
+from omnigraph_spark.read.batch_size import BATCH_BYTES, LEAST_SHARE, batch_rows, column_share
 from omnigraph_spark.read.frame_schema import FrameColumns
 from omnigraph_spark.read.open_datasets import fragments_of, opened
 from omnigraph_spark.storage import Storage
@@ -106,11 +106,7 @@ class OmnigraphReader(DataSourceReader):
             fitting = user_filter.fitting_tables(self._options.filter, datasets)
             left = [entry for entry in left if entry.table_key in fitting]
         filtered = {entry.table_key: self._filter(entry.table_key) is not None for entry in left}
-        # A filter reads columns of its own.
-        shares = {
-            key: 1.0 if one else column_share(datasets[key].schema, self._names(key))
-            for key, one in filtered.items()
-        }
+        shares = {key: self._share(key, datasets[key]) for key in filtered}
         planned = plan.plan(left, datasets, self._options.max_partition_bytes, filtered, shares)
         return [OmnigraphInputPartition(scans) for scans in planned]
 
@@ -172,6 +168,14 @@ class OmnigraphReader(DataSourceReader):
             batch_size_bytes=BATCH_BYTES if rows is None else None,
             **scan_options(dataset.schema),
         )
+
+    def _share(self, key: str, dataset: LanceDataset) -> float:
+        """Return about what part of a table's bytes its scans read."""
+        where = self._filter(key)
+        if where is None:
+            return column_share(dataset.schema, self._names(key))
+        # Each task would ask the index again. Without one, a filter reads columns of its own.
+        return LEAST_SHARE if plan.index_answers(dataset, where) else 1.0
 
     def _names(self, key: str) -> list[str]:
         """Return the columns that are scanned of a table."""

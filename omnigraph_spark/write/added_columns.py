@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from omnigraph_spark import faults
 from omnigraph_spark.errors import SchemaMismatchError
+from omnigraph_spark.storage import Storage
 from omnigraph_spark.write import column_numbers, field_map
 from omnigraph_spark.write.field_map import FieldMap
 from omnigraph_spark.write.plan import TableTarget
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_head import Round, commit, contiguous
-from omnigraph_spark.write.upsert import lance_fragment
+from omnigraph_spark.write.upsert import lance_fragments
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -77,23 +78,26 @@ def add(round_: Round, head: LanceDataset, schema: LanceSchema) -> LanceDataset:
     return made
 
 
-def fitted(target: TableTarget, staged: Sequence[StagedTable], now: FieldMap) -> list[Any]:
+def fitted(
+    storage: Storage, target: TableTarget, staged: Sequence[StagedTable], now: FieldMap
+) -> list[Any]:
     """Return the staged fragments under the field ids of the version that they are committed on.
 
     Raises:
         SchemaMismatchError: a column that the table had at the plan isn't the same any more, or one
             that the fragments lack allows no nulls.
+        StorageError: as `upsert.lance_fragments`.
     """
     if not target.added:
         for one in staged:
             field_map.check(target.table_key, one.fields, now)
-    found = []
+    found: list[Any] = []
     for one in staged:
         fragments: Sequence[dict[str, Any]] = one.fragments
         if target.added:
             _check(target, one.fields, now)
             fragments = column_numbers.renumbered(fragments, one.fields, now)
-        found += [lance_fragment(fragment) for fragment in fragments]
+        found += lance_fragments(storage, fragments, one.matches)
     return found
 
 

@@ -36,10 +36,9 @@ from omnigraph_spark.manifest.txn import check_txn
 from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.write import heal, property_files, staged_files, updates
 from omnigraph_spark.write.commit_check import CommitCheck
-from omnigraph_spark.write.guards import KEEPS_IDS, untouched_guards
-from omnigraph_spark.write.matches import changed_rows
+from omnigraph_spark.write.guards import keeps_ids, untouched_guards
 from omnigraph_spark.write.plan import CREATE, OVERWRITE, RESTORE, TableTarget, WritePlan
-from omnigraph_spark.write.publish_marks import marks
+from omnigraph_spark.write.publish_marks import marks, of_dropped
 from omnigraph_spark.write.stage import StagedTable
 from omnigraph_spark.write.table_commit import (
     Moved,
@@ -122,11 +121,11 @@ def _touched(plan: WritePlan, by_table: Mapping[str, Sequence[StagedTable]]) -> 
 
 
 def _is_touched(plan: WritePlan, key: str, by_table: Mapping[str, Sequence[StagedTable]]) -> bool:
-    """Tell whether a table gets a new version: it has rows, is listed, or gets a txn mark."""
+    """Tell whether a table gets a new version: it has rows, is listed, or is marked by it."""
     target = plan.targets[key]
-    has_rows = any(one.fragments or changed_rows(one.matches) for one in by_table[key])
+    has_rows = any(one.fragments or any(m.rows for m in one.matches) for one in by_table[key])
     listed = bool(target.added or target.renamed) or target.mode in (OVERWRITE, CREATE, RESTORE)
-    return has_rows or listed or plan.txn is not None
+    return has_rows or listed or plan.txn is not None or plan.merged_parent is not None
 
 
 class _Write:
@@ -193,7 +192,7 @@ class _Write:
         """
         if isinstance(error, ExpectedVersionMismatch):
             return error.table_key not in self._plan.expected
-        return self._plan.mode in KEEPS_IDS or not self._plan.expected
+        return keeps_ids(self._plan) or not self._plan.expected
 
     def _once(self, heartbeat: Heartbeat) -> Published:
         """Do one round, from a fresh snapshot to the publish."""
@@ -296,7 +295,8 @@ class _Write:
                 changes.append(TableRow(one.table_key, one.location))
             changes += one.rows(manifest_metadata(self._round, one), ours)
         for key in plan.dropped:
-            changes.append(TombstoneRow(key, snapshot.floors[key], {OURS: ours}))
+            gone = of_dropped(ours, snapshot.tables.get(key))
+            changes.append(TombstoneRow(key, snapshot.floors[key], {OURS: gone}))
         guards = untouched_guards(plan, snapshot, self._touched)
         found = {key: snapshot.version(key) for key in guards}
         before = {one.table_key: one.before for one in moved}
@@ -307,7 +307,7 @@ class _Write:
             changes=tuple(changes),
             expected={**self._check.verdict.read, **found, **before, **self._expected()},
             guards=guards | frozenset(plan.expected),
-            edge_tables=None if plan.mode in KEEPS_IDS else edges,
+            edge_tables=None if keeps_ids(plan) else edges,
             txn=plan.txn,
             retries=plan.settings.commit_retries,
             branch_identifier=plan.branch_identifier,
@@ -345,6 +345,7 @@ class _Write:
     def _after_publish(self, heartbeat: Heartbeat, published: Published) -> None:
         """Write lineage and tidy up; the write is done whatever happens here."""
         plan = self._plan
+        self._tidy(lambda: staged_files.delete_beside(plan, self._all_staged()))
         if not published.skipped:
             self._tidy(lambda: property_files.name_added(plan.storage, plan.new_properties))
             self._tidy(

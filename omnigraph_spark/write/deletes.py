@@ -20,6 +20,7 @@ from omnigraph_spark.engine_schema.model import EngineSchema
 from omnigraph_spark.errors import IntegrityError
 from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import Snapshot
+from omnigraph_spark.storage import Storage
 from omnigraph_spark.write import field_map, matches
 from omnigraph_spark.write.matches import Match
 from omnigraph_spark.write.plan import CASCADE, DELETE, TableTarget, WritePlan
@@ -44,12 +45,14 @@ class _Stranded:
     samples: list[dict[str, Any]]
 
 
-def deleted_ids(dataset: LanceDataset, found: ByTable, key: str) -> Iterator[pa.Array]:
+def deleted_ids(
+    storage: Storage, dataset: LanceDataset, found: ByTable, key: str
+) -> Iterator[pa.Array]:
     """Yield the ids of a table's rows that a delete takes out, in bounded pieces."""
     grouped = matches.by_fragment(match for one in found[key] for match in one.matches)
     for number, parts in sorted(grouped.items()):
         with translated(f"Reading the ids of {key} that are deleted"):
-            yield from matches.ids_at(dataset, number, matches.united(parts))
+            yield from matches.ids_at(dataset, number, matches.united(storage, parts))
 
 
 def with_edges(plan: WritePlan, found: ByTable, snapshot: Snapshot) -> tuple[WritePlan, ByTable]:
@@ -92,19 +95,20 @@ def _stranded(
     """Find the edges of one table that end at deleted nodes and aren't deleted themselves."""
     entry = snapshot.tables[key]
     edges = plan.storage.dataset(entry.location, entry.table_branch, entry.table_version)
-    gone = _addresses(match for one in found.get(key, ()) for match in one.matches)
+    gone = _addresses(plan.storage, (m for one in found.get(key, ()) for m in one.matches))
     result = _Stranded(np.empty(0, dtype=np.uint64), [])
     for node in sorted(set(ends.values()) & set(found)):
         at = plan.targets[node]
         nodes = plan.storage.dataset(at.location, at.table_branch, at.version)
         sides = [side for side in _ENDS if ends[side] == node]
-        pieces = (pa.record_batch([ids], ["id"]) for ids in deleted_ids(nodes, found, node))
+        gone_ids = deleted_ids(plan.storage, nodes, found, node)
+        pieces = (pa.record_batch([ids], ["id"]) for ids in gone_ids)
         for ids in matches.gathered(pieces, _IDS_AT_ONCE):
             scanner = edges.scanner(columns=["id", *_ENDS], with_row_address=True)
             with translated(f"Looking for edges of {key} that would end nowhere"):
                 for rows in matches.gathered(scanner.to_batches(), _EDGES_AT_ONCE):
                     _look(rows, ids["id"].combine_chunks(), sides, gone, result, key)
-    result.addresses = np.unique(result.addresses)
+    result.addresses = matches.ascending(result.addresses)
     return result
 
 
@@ -125,12 +129,9 @@ def _look(
         into.samples.append({"table": key, **row})
 
 
-def _addresses(found: Iterator[Match]) -> Any:
-    parts = [
-        matches.unpack(one.changed).astype(np.uint64) | np.uint64(one.fragment << 32)
-        for one in found
-    ]
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint64)
+def _addresses(storage: Storage, found: Iterator[Match]) -> Any:
+    none = np.empty(0, dtype=np.uint64)
+    return np.concatenate([none, *matches.addresses(storage, found)])
 
 
 def _taken_along(

@@ -13,10 +13,15 @@ KEEPS_IDS = frozenset({APPEND, MERGE})
 """Modes that take no node id away, so that no edge can lose its end."""
 
 
+def keeps_ids(plan: WritePlan) -> bool:
+    """Tell whether a write takes no node id away; a merge of branches may."""
+    return plan.mode in KEEPS_IDS and plan.merged_parent is None
+
+
 def untouched_guards(plan: WritePlan, snapshot: Snapshot, touched: Sequence[str]) -> frozenset[str]:
     """Return the untouched tables whose publishes must collide with this one; on the driver."""
     created = [key for key in touched if key not in snapshot.tables]
-    replaced = plan.mode not in KEEPS_IDS
+    replaced = not keeps_ids(plan)
     gone = {*touched, *plan.dropped}
     if not replaced and not any(layout.is_edge(key) for key in created):
         return frozenset()

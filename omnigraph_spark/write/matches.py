@@ -1,17 +1,15 @@
 """Which stored rows a task's rows matched: offsets by fragment, packed for the commit message.
 
-Offsets of a fragment are ascending; they travel as zlib-packed differences. The driver unites them
-one fragment at a time, as bits: at most an eighth of a byte per stored row of the fragment, so it
-never holds more than the packed messages and one fragment's rows.
+Offsets of a fragment are ascending; they travel as packed differences (`packed`). The driver
+unites them one fragment at a time, so it never holds more than the packed messages and one
+fragment's rows.
 """
 
 from __future__ import annotations
 
-import base64
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +17,13 @@ from numpy.typing import NDArray
 
 from omnigraph_spark.errors import IntegrityError
 from omnigraph_spark.lance_errors import translated
+from omnigraph_spark.storage import Storage
+from omnigraph_spark.write import packed
 
 if TYPE_CHECKING:
     from lance import LanceDataset
 
+Addresses = NDArray[np.uint64]
 Offsets = NDArray[np.uint32]
 _SAMPLES = 5
 _IDS_AT_ONCE = 262_144
@@ -32,7 +33,8 @@ _IDS_AT_ONCE = 262_144
 class Match:
     """Rows of one fragment that a task matched: those it replaces or deletes, and those it leaves.
 
-    `same` are rows whose values would not change; they only count when a key comes twice.
+    `same` are rows whose values would not change; they only count when a key comes twice. A task
+    lists the matches of its updated rows in the order in which it wrote them.
     """
 
     fragment: int
@@ -43,28 +45,59 @@ class Match:
 
 def pack(offsets: Offsets) -> str:
     """Return ascending offsets as text."""
-    steps = np.diff(offsets, prepend=np.uint32(0)).astype("<u4")
-    return base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode("ascii")
+    return packed.pack(np.diff(offsets, prepend=np.uint32(0)))
 
 
-def unpack(text: str) -> Offsets:
-    """Return the offsets that `pack` wrote."""
-    steps = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<u4")
-    return np.cumsum(steps, dtype=np.uint32)
+def unpack(storage: Storage, text: str) -> Offsets:
+    """Return the offsets that `pack` wrote.
+
+    Raises:
+        StorageError: they are in a file that can't be read.
+    """
+    return np.cumsum(packed.unpack(storage, text, np.uint32), dtype=np.uint32)
 
 
-def of_addresses(changed: NDArray[np.uint64], same: NDArray[np.uint64]) -> tuple[Match, ...]:
+def of_addresses(changed: Addresses, same: Addresses) -> tuple[Match, ...]:
     """Return the matches of row addresses (fragment << 32 | offset), by fragment."""
-    found = []
-    changed = np.unique(changed)
-    touched = np.unique(np.concatenate((changed, same)) >> np.uint64(32))
-    for fragment in touched:
-        parts = [
-            np.sort(one[one >> np.uint64(32) == fragment]).astype(np.uint32)
-            for one in (changed, same)
-        ]
-        found.append(Match(int(fragment), pack(parts[0]), pack(parts[1]), len(parts[0])))
-    return tuple(found)
+    none = np.empty(0, dtype=np.uint32)
+    parts = _offsets(ascending(changed)), _offsets(ascending(same))
+    return tuple(
+        Match(
+            fragment,
+            pack(parts[0].get(fragment, none)),
+            pack(parts[1].get(fragment, none)),
+            len(parts[0].get(fragment, none)),
+        )
+        for fragment in sorted(parts[0].keys() | parts[1].keys())
+    )
+
+
+def ascending(numbers: NDArray[Any]) -> NDArray[Any]:
+    """Return numbers sorted, each once."""
+    if np.all(numbers[1:] > numbers[:-1]):
+        return numbers
+    numbers = np.sort(numbers)
+    return numbers[np.concatenate(([True], numbers[1:] != numbers[:-1]))]
+
+
+def _offsets(addresses: Addresses) -> dict[int, Offsets]:
+    if not len(addresses):
+        return {}
+    fragments = (addresses >> np.uint64(32)).astype(np.int64)
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(fragments)) + 1))
+    cut = np.split(addresses.astype(np.uint32), starts[1:])
+    return dict(zip(fragments[starts].tolist(), cut, strict=True))
+
+
+def addresses(storage: Storage, matches: Iterable[Match]) -> Iterator[Addresses]:
+    """Yield the row addresses that matches replace or delete, a fragment at a time.
+
+    Raises:
+        StorageError: as `unpack`.
+    """
+    for one in matches:
+        offsets = unpack(storage, one.changed).astype(np.uint64)
+        yield offsets | np.uint64(one.fragment << 32)
 
 
 def by_fragment(matches: Iterable[Match]) -> dict[int, list[Match]]:
@@ -75,15 +108,13 @@ def by_fragment(matches: Iterable[Match]) -> dict[int, list[Match]]:
     return grouped
 
 
-def changed_rows(matches: Iterable[Match]) -> int:
-    """Return how many stored rows the matches replace or delete, each counted once."""
-    found = by_fragment(matches).values()
-    return sum(parts[0].rows if len(parts) == 1 else len(united(parts)) for parts in found)
+def united(storage: Storage, matches: Sequence[Match]) -> Offsets:
+    """Return the offsets of one fragment that are replaced or deleted, ascending.
 
-
-def united(matches: Sequence[Match]) -> Offsets:
-    """Return the offsets of one fragment that are replaced or deleted, ascending."""
-    return np.unique(np.concatenate([unpack(one.changed) for one in matches]))
+    Raises:
+        StorageError: as `unpack`.
+    """
+    return ascending(np.concatenate([unpack(storage, one.changed) for one in matches]))
 
 
 def ids_at(dataset: LanceDataset, fragment: int, offsets: Offsets) -> Iterator[pa.Array]:
@@ -102,7 +133,10 @@ def ids_at(dataset: LanceDataset, fragment: int, offsets: Offsets) -> Iterator[p
 
 
 def refuse_doubles(
-    dataset: LanceDataset, table_key: str, grouped: Mapping[int, Sequence[Match]]
+    storage: Storage,
+    dataset: LanceDataset,
+    table_key: str,
+    grouped: Mapping[int, Sequence[Match]],
 ) -> None:
     """Refuse a write that has one key twice, where the table has it already; on the driver.
 
@@ -113,9 +147,9 @@ def refuse_doubles(
         StorageError: the store failed.
     """
     for fragment, matches in grouped.items():
-        parts = [unpack(text) for one in matches for text in (one.changed, one.same)]
+        parts = [unpack(storage, text) for one in matches for text in (one.changed, one.same)]
         every = np.sort(np.concatenate(parts))
-        doubled = np.unique(every[1:][every[1:] == every[:-1]])
+        doubled = ascending(every[1:][every[1:] == every[:-1]])
         if len(doubled):
             with translated(f"Reading keys of {table_key}"):
                 found = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from omnigraph_spark.manifest.snapshot import TableEntry
 from omnigraph_spark.write.plan import WritePlan
 
 
@@ -23,3 +24,8 @@ def marks(plan: WritePlan) -> dict[str, Any]:
     if plan.integrity.checks_rows():
         ours["integrity"] = plan.integrity.level
     return ours
+
+
+def of_dropped(ours: dict[str, Any], entry: TableEntry | None) -> dict[str, Any]:
+    """Return the marks of a tombstone: all rows of the table are removed."""
+    return {**ours, "rows_added": 0, "rows_removed": 0 if entry is None else entry.row_count}

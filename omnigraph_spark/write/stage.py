@@ -12,14 +12,15 @@ import json
 import queue
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
 from omnigraph_spark import faults
+from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.lance_errors import translated
-from omnigraph_spark.write import column_numbers, field_map, upsert
+from omnigraph_spark.write import column_numbers, field_map, packed, upsert
 from omnigraph_spark.write.field_map import FieldMap
 from omnigraph_spark.write.matches import Match
 from omnigraph_spark.write.plan import CREATE, DELETE, MERGE, TableTarget, WritePlan
@@ -37,7 +38,7 @@ class StagedTable:
     """The fragments that one task wrote for one table.
 
     An upsert's also name the stored rows that they replace (`matches`) and the columns that its
-    frame brought.
+    frame brought. `beside` is the file that the rest of a large message is in, "" for none.
     """
 
     table_key: str
@@ -47,6 +48,7 @@ class StagedTable:
     fields: FieldMap
     matches: tuple[Match, ...] = ()
     columns: tuple[str, ...] = ()
+    beside: str = ""
 
 
 def to_json(staged: Iterable[StagedTable]) -> str:
@@ -65,6 +67,7 @@ def from_json(text: str) -> list[StagedTable]:
             fields=tuple((f[0], f[1], f[2], f[3]) for f in one["fields"]),
             matches=tuple(Match(**match) for match in one["matches"]),
             columns=tuple(one["columns"]),
+            beside=one["beside"],
         )
         for one in json.loads(text)
     ]
@@ -87,7 +90,32 @@ def stage(plan: WritePlan, batches: Iterable[tuple[str, pa.RecordBatch]]) -> lis
     else:
         staged = _stage_many(plan, batches)
     faults.point("stage.done")
-    return [one for one in staged if one.fragments or one.matches]
+    return _within_a_message(plan, [one for one in staged if one.fragments or one.matches])
+
+
+def _within_a_message(plan: WritePlan, staged: list[StagedTable]) -> list[StagedTable]:
+    """Move what says which rows are replaced into files if it would make the message large."""
+    if sum(len(text) for one in staged for text in _texts(one)) <= packed.MOST_IN_A_MESSAGE:
+        return staged
+    return [_moved_out(plan, one) if one.matches else one for one in staged]
+
+
+def _texts(staged: StagedTable) -> list[str]:
+    ids = [one[upsert.ROW_IDS] for one in staged.fragments if upsert.ROW_IDS in one]
+    return ids + [text for one in staged.matches for text in (one.changed, one.same)]
+
+
+def _moved_out(plan: WritePlan, staged: StagedTable) -> StagedTable:
+    target = plan.targets[staged.table_key]
+    line = f"/tree/{target.table_branch}" if target.table_branch else ""
+    path = f"{target.location}{line}/data/{new_ulid()}{packed.SUFFIX}"
+    moved = iter(packed.moved_out(plan.storage, path, _texts(staged)))
+    fragments = tuple(
+        {**one, upsert.ROW_IDS: next(moved)} if upsert.ROW_IDS in one else one
+        for one in staged.fragments
+    )
+    found = tuple(replace(m, changed=next(moved), same=next(moved)) for m in staged.matches)
+    return replace(staged, fragments=fragments, matches=found, beside=path)
 
 
 def _stage_one(

@@ -56,6 +56,8 @@ def delete(plan: WritePlan, staged: Iterable[StagedTable]) -> None:
     Raises:
         StorageError: the store failed; the rest is left to cleanup.
     """
+    staged = list(staged)
+    delete_beside(plan, staged)
     for one in staged:
         target = plan.targets[one.table_key]
         line = f"/tree/{target.table_branch}" if target.table_branch else ""
@@ -64,3 +66,13 @@ def delete(plan: WritePlan, staged: Iterable[StagedTable]) -> None:
             plan.storage.delete(f"{folder}/{path}")
             for info in plan.storage.list(f"{folder}/{path.rsplit('.', 1)[0]}"):
                 plan.storage.delete(info.path)
+
+
+def delete_beside(plan: WritePlan, staged: Iterable[StagedTable]) -> None:
+    """Delete what tasks left in files for the driver alone, once nobody reads it again.
+
+    Raises:
+        StorageError: the store failed; the rest is left to cleanup.
+    """
+    for path in {one.beside for one in staged} - {""}:
+        plan.storage.delete(path)

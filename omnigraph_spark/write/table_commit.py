@@ -49,7 +49,7 @@ from omnigraph_spark.write.table_head import (
     settle_absent,
     strip,
 )
-from omnigraph_spark.write.upsert import lance_fragment
+from omnigraph_spark.write.upsert import lance_fragments
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -118,7 +118,6 @@ def commit_table(
         StorageError: the store failed; what was committed is unpublished and healed by a later
             write.
     """
-    fragments = [lance_fragment(made) for one in staged for made in one.fragments]
     added = sum(one.rows for one in staged)
     faults.point("table.before_commit")
     if target.restore_to is not None:
@@ -126,7 +125,7 @@ def commit_table(
     elif target.renamed and entry is not None:
         dataset = reshape(round_, target, entry)
     elif entry is None:
-        dataset = _create(round_, target, floor, staged, fragments)
+        dataset = _create(round_, target, floor, staged)
     else:
         dataset = _extend(round_, target, entry, staged)
     replaced = target.mode in (OVERWRITE, RESTORE)
@@ -149,7 +148,9 @@ def commit_table(
         int(dataset.version),
         row_count,
         row_count if target.restore_to is not None else added,
-        entry.row_count if entry and replaced else updates.replaced_rows(staged),
+        entry.row_count
+        if entry and replaced
+        else updates.replaced_rows(staged, entry, row_count - added),
     )
 
 
@@ -234,14 +235,14 @@ def _extend(
     pinned = entry.table_version
     head = strip(settle(round_, target.table_key, entry.location, target.table_branch, pinned))
     schema = added_columns.schema_with(target, head)
-    fragments = added_columns.fitted(target, staged, field_map.of_schema(schema))
+    fragments = added_columns.fitted(round_.storage, target, staged, field_map.of_schema(schema))
     round_.files_used |= bool(fragments)
     if target.mode != OVERWRITE:
         wide = added_columns.add(round_, head, schema)
         if wide is not head and not fragments:
             return wide
         before = int(wide.version)
-        operation = updates.operation(wide, staged, fragments)
+        operation = updates.operation(round_.storage, wide, staged, fragments)
         made = commit(wide, before, operation, round_.publish_id)
         return contiguous(made, before, round_.publish_id)
     before, indexes = int(head.version), _indexes(head)
@@ -276,14 +277,15 @@ def _create(
     target: TableTarget,
     floor: int,
     staged: Sequence[StagedTable],
-    fragments: list[Any],
 ) -> LanceDataset:
     """Make the first version of a table, or replace what a dead creator or a dropped table left."""
     from lance import LanceOperation
 
     expected = field_map.of_new(target.schema)
+    fragments: list[Any] = []
     for one in staged:
         field_map.check(target.table_key, one.fields, expected)
+        fragments += lance_fragments(round_.storage, one.fragments, one.matches)
     if target.table_branch is not None:
         began = forks.ensure_new_table_fork(
             round_.storage,

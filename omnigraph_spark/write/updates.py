@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from omnigraph_spark.arrow_write import to_table_batch
-from omnigraph_spark.errors import IntegrityError
+from omnigraph_spark.errors import ExpectedVersionMismatch, IntegrityError
 from omnigraph_spark.lance_errors import translated
-from omnigraph_spark.manifest.snapshot import Snapshot
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
+from omnigraph_spark.storage import Storage
 from omnigraph_spark.write import deletes, field_map, matches, stage, staged_files
 from omnigraph_spark.write.plan import DELETE, MERGE, TableTarget, WritePlan
 from omnigraph_spark.write.stage import StagedTable
@@ -33,18 +34,22 @@ ByTable = Mapping[str, list[StagedTable]]
 _log = logging.getLogger(__name__)
 
 
-def replaced_rows(staged: Sequence[StagedTable]) -> int:
-    """Return how many stored rows the staged ones replace."""
-    return matches.changed_rows(match for one in staged for match in one.matches)
+def replaced_rows(staged: Sequence[StagedTable], entry: TableEntry | None, kept: int) -> int:
+    """Return how many stored rows the staged ones replace, `kept` being those that stayed."""
+    if entry is None or not any(one.matches for one in staged):
+        return 0
+    return entry.row_count - kept
 
 
-def operation(head: LanceDataset, staged: Sequence[StagedTable], new: list[Any]) -> Any:
+def operation(
+    storage: Storage, head: LanceDataset, staged: Sequence[StagedTable], new: list[Any]
+) -> Any:
     """Return the Lance operation that adds fragments and takes out the rows they replace.
 
     `head` has the content of the version that was matched. Without replaced rows it is an append.
 
     Raises:
-        StorageError: a deletion file couldn't be written.
+        StorageError: a deletion file couldn't be written, or a task's file not be read.
     """
     from lance import LanceOperation
 
@@ -56,7 +61,7 @@ def operation(head: LanceDataset, staged: Sequence[StagedTable], new: list[Any])
         for number, found in sorted(grouped.items()):
             stored = head.get_fragment(number)
             assert stored is not None
-            left = stored.delete_rows(matches.united(found))
+            left = stored.delete_rows(matches.united(storage, found))
             if left is None:
                 gone.append(number)
             else:
@@ -88,7 +93,7 @@ def refuse_doubles(plan: WritePlan, by_table: ByTable) -> None:
         target = plan.targets[key]
         dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
         try:
-            matches.refuse_doubles(dataset, key, grouped)
+            matches.refuse_doubles(plan.storage, dataset, key, grouped)
         except IntegrityError:
             staged_files.delete(plan, [one for every in by_table.values() for one in every])
             raise
@@ -100,11 +105,15 @@ def matched(
     """Return the plan and the staged tables matched to the snapshot; None where they are.
 
     Raises:
+        ExpectedVersionMismatch: a merge of branches, which compared the versions that it planned.
         OmnigraphError: as `rematched`.
     """
     stale = [key for key in sorted(by_table) if by_table[key] and is_stale(plan, snapshot, key)]
     if not stale:
         return None
+    if plan.merged_parent is not None:
+        planned = plan.targets[stale[0]].version
+        raise ExpectedVersionMismatch(stale[0], planned, snapshot.version(stale[0]))
     targets, staged = dict(plan.targets), dict(by_table)
     for key in stale:
         targets[key], staged[key] = rematched(plan, snapshot, key, by_table[key])
@@ -152,7 +161,7 @@ def rematched(
     target = replace(old, mode=plan.mode, version=entry.table_version)
     if plan.mode == DELETE:
         before = plan.storage.dataset(old.location, old.table_branch, old.version)
-        ids = deletes.deleted_ids(before, {key: list(staged)}, key)
+        ids = deletes.deleted_ids(plan.storage, before, {key: list(staged)}, key)
         batches = (pa.RecordBatch.from_arrays([one], names=["id"]) for one in ids)
         return target, [stage.restage(plan, target, batches)]
     dataset = plan.storage.dataset(target.location, target.table_branch, target.version)

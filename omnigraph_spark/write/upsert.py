@@ -8,9 +8,7 @@ written. The stored rows that they replace are named by fragment and offset (`ma
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,9 @@ from omnigraph_spark.arrow_write import table_schema, to_table_batch
 from omnigraph_spark.engine_types import is_blob
 from omnigraph_spark.errors import IntegrityError
 from omnigraph_spark.lance_errors import translated
+from omnigraph_spark.storage import Storage
 from omnigraph_spark.write import matches, row_ids
+from omnigraph_spark.write.lookup import Found, Numbers, lookup
 from omnigraph_spark.write.matches import Match
 from omnigraph_spark.write.plan import TableTarget
 from omnigraph_spark.write.row_compare import differing
@@ -34,17 +34,16 @@ if TYPE_CHECKING:
     from lance import LanceDataset
 
 ROW_IDS = "row_ids"
-"""Key of a staged fragment's JSON: the row ids that its rows keep (packed), absent for new rows."""
-_CHUNK_ROWS = 262_144
+"""Key of a staged fragment's JSON: the row ids that its rows keep (packed), absent for new rows.
+
+The updated rows of a task are in the order of its matches.
+"""
+_CHUNK_ROWS = 1_048_576
 _CHUNK_BYTES = 128 << 20
-_GATHERED_ROWS = 2_097_152
 _SLICE_ROWS = 8_192
 _BLOB_SLICE_ROWS = 256
-_FEW_IDS = 4_096
-_IDS_PER_FILTER = 1_024
 _SAMPLES = 5
 
-Addresses = NDArray[np.uint64]
 Written = tuple[list[dict[str, Any]], int, int]
 """Fragments as JSON, rows, bytes."""
 Write = Callable[[Iterator[pa.RecordBatch]], Written]
@@ -59,18 +58,6 @@ class Upserted:
     bytes: int
     matches: tuple[Match, ...]
     columns: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Found:
-    """Stored rows that rows of a chunk matched, by ascending row id.
-
-    `positions` are the places of the chunk's rows, `addresses` and `row_ids` the stored ones'.
-    """
-
-    positions: NDArray[np.int64]
-    addresses: Addresses
-    row_ids: Addresses
 
 
 def stage_upsert(
@@ -105,15 +92,30 @@ def stage_delete(dataset: LanceDataset, batches: Iterable[pa.RecordBatch]) -> Up
     return Upserted((), 0, 0, matches.of_addresses(np.concatenate([none, *found]), none), ("id",))
 
 
-def lance_fragment(staged: Mapping[str, Any]) -> Any:
-    """Return a staged fragment as Lance's, updated rows under the row ids that they keep."""
+def lance_fragments(
+    storage: Storage, staged: Iterable[Mapping[str, Any]], found: Iterable[Match]
+) -> Iterator[Any]:
+    """Yield a task's fragments as Lance's, updated rows under the row ids that they keep.
+
+    `found` are the task's matches. Runs on the driver, a fragment at a time.
+
+    Raises:
+        StorageError: row ids are in a file that can't be read.
+    """
     from lance.fragment import FragmentMetadata
 
-    plain = {key: value for key, value in staged.items() if key != ROW_IDS}
-    if ROW_IDS in staged:
-        sequence = zlib.decompress(base64.b64decode(staged[ROW_IDS]))
-        plain["row_id_meta"] = {"Inline": list(sequence)}
-    return FragmentMetadata.from_json(json.dumps(plain))
+    replaced = matches.addresses(storage, found)
+    waiting = np.empty(0, dtype=np.uint64)
+    for one in staged:
+        plain = {key: value for key, value in one.items() if key != ROW_IDS}
+        if ROW_IDS in one:
+            rows = int(one["physical_rows"])
+            while len(waiting) < rows:
+                waiting = np.concatenate((waiting, next(replaced)))
+            kept = row_ids.unpack(storage, one[ROW_IDS], waiting[:rows])
+            waiting = waiting[rows:]
+            plain["row_id_meta"] = {"Inline": list(row_ids.encoded(kept))}
+        yield FragmentMetadata.from_json(json.dumps(plain))
 
 
 def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -131,57 +133,6 @@ def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting).combine_chunks()
 
 
-def lookup(dataset: LanceDataset, ids: pa.Array) -> Found:
-    """Find the stored rows of ids: few of them through the index on `id`, else in one scan.
-
-    Raises:
-        StorageError: the store failed.
-    """
-    places, addresses, keys = [], [], []
-    with translated("Looking ids up"):
-        for where in _filters(dataset, ids):
-            scanner = dataset.scanner(
-                columns=["id"],
-                filter=where,
-                with_row_id=True,
-                with_row_address=True,
-                batch_size=_CHUNK_ROWS,
-            )
-            for stored in matches.gathered(scanner.to_batches(), _GATHERED_ROWS):
-                place = pc.index_in(stored["id"], value_set=ids)
-                hit = pc.is_valid(place)
-                places.append(place.filter(hit).to_numpy())
-                addresses.append(_numbers(stored["_rowaddr"].filter(hit)))
-                keys.append(_numbers(stored["_rowid"].filter(hit)))
-    if not places:
-        none = np.empty(0, dtype=np.uint64)
-        return Found(np.empty(0, dtype=np.int64), none, none)
-    row_keys = np.concatenate(keys)
-    order = np.argsort(row_keys, kind="stable")
-    return Found(
-        np.concatenate(places).astype(np.int64)[order],
-        np.concatenate(addresses)[order],
-        row_keys[order],
-    )
-
-
-def _numbers(column: pa.ChunkedArray) -> Addresses:
-    found: Addresses = column.to_numpy().astype(np.uint64)
-    return found
-
-
-def _filters(dataset: LanceDataset, ids: pa.Array) -> list[str | None]:
-    if len(ids) > _FEW_IDS or not _has_id_index(dataset):
-        return [None]
-    texts = ["'" + one.replace("'", "''") + "'" for one in ids.to_pylist()]
-    pieces = range(0, len(texts), _IDS_PER_FILTER)
-    return [f"id IN ({', '.join(texts[at : at + _IDS_PER_FILTER])})" for at in pieces]
-
-
-def _has_id_index(dataset: LanceDataset) -> bool:
-    return any(list(index.field_names) == ["id"] for index in dataset.describe_indices())
-
-
 class _Task:
     """The upsert of one task."""
 
@@ -191,10 +142,12 @@ class _Task:
         self._write = write
         self._keeps_ids = bool(dataset.has_stable_row_ids)
         self._schema = table_schema(target.schema)
+        # The ids are equal: of the stored rows the other columns are read, or if there are none it.
+        rest = [field for field in target.schema if field.name != "id"]
+        self._stored_schema = pa.schema(rest or target.schema)
         self._fragments: list[dict[str, Any]] = []
         self._rows = self._bytes = 0
-        self._changed: list[Addresses] = []
-        self._same: list[Addresses] = []
+        self._matches: list[Match] = []
         self._columns: tuple[str, ...] = ()
 
     def add(self, chunk: pa.Table) -> None:
@@ -213,13 +166,12 @@ class _Task:
 
     def done(self) -> Upserted:
         """Return what was staged."""
-        none = [np.empty(0, dtype=np.uint64)]
-        found = matches.of_addresses(
-            np.concatenate(self._changed or none), np.concatenate(self._same or none)
-        )
+        found = tuple(self._matches)
         return Upserted(tuple(self._fragments), self._rows, self._bytes, found, self._columns)
 
     def _refuse_doubles(self, ids: pa.Array) -> None:
+        if pc.count_distinct(ids).as_py() == len(ids):
+            return
         counts = pc.value_counts(ids)
         doubled = counts.field(0).filter(pc.greater(counts.field(1), 1))
         if len(doubled):
@@ -227,8 +179,7 @@ class _Task:
             raise matches.doubled_keys(self._target.table_key, samples, len(doubled))
 
     def _refuse_stored_doubles(self, ids: pa.Array, found: Found) -> None:
-        places, counts = np.unique(found.positions, return_counts=True)
-        doubled = places[counts > 1]
+        doubled = np.flatnonzero(np.bincount(found.positions, minlength=len(ids)) > 1)
         if len(doubled):
             samples = ids.take(pa.array(doubled[:_SAMPLES])).to_pylist()
             raise matches.doubled_in_table(self._target.table_key, samples, len(doubled))
@@ -238,14 +189,12 @@ class _Task:
         changed = self._changed_rows(rows, found, flags)
         fragments = self._put(changed)
         kept = np.concatenate(flags)
-        self._changed.append(found.addresses[kept])
-        self._same.append(found.addresses[~kept])
-        keys = found.row_ids[kept]
+        keys, places = found.row_ids[kept], found.addresses[kept]
+        self._matches += matches.of_addresses(places, found.addresses[~kept])
         start = 0
         for fragment in fragments if self._keeps_ids else ():
             end = start + int(fragment["physical_rows"])
-            packed = zlib.compress(row_ids.encoded(keys[start:end]), 1)
-            fragment[ROW_IDS] = base64.b64encode(packed).decode("ascii")
+            fragment[ROW_IDS] = row_ids.pack(keys[start:end], places[start:end])
             start = end
 
     def _put(self, batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
@@ -267,21 +216,20 @@ class _Task:
             columns = []
             differ = np.zeros(ours.num_rows, dtype=bool)
             for field in self._schema:
-                old = stored.column(field.name)
                 if field.name not in ours.column_names:
-                    columns.append(old)
+                    columns.append(stored.column(field.name))
                     continue
-                now = ours[field.name].chunk(0)
-                columns.append(now)
-                differ |= differing(now, old)
+                columns.append(ours[field.name].chunk(0))
+                if field.name != "id":
+                    differ |= differing(columns[-1], stored.column(field.name))
             flags.append(differ)
             whole = pa.RecordBatch.from_arrays(columns, schema=self._schema)
             yield whole.filter(pa.array(differ))
 
-    def _stored(self, keys: Addresses, blobs: bool) -> pa.RecordBatch:
-        """Return the stored rows of row ids, in their order and the table's schema."""
+    def _stored(self, keys: Numbers, blobs: bool) -> pa.RecordBatch:
+        """Return the stored rows of row ids without `id`, in their order and the table's types."""
         wanted = pa.array(keys, pa.uint64())
-        names = self._target.schema.names
+        names = self._stored_schema.names
         with translated(f"Reading the rows of {self._target.table_key} that are updated"):
             if blobs:
                 rows = self._dataset.scanner(
@@ -297,7 +245,7 @@ class _Task:
             else:
                 rows = self._dataset._take_rows(wanted, columns=names)
         (batch,) = rows.combine_chunks().to_batches()
-        return to_table_batch(batch, self._target.schema, self._target.table_key)
+        return to_table_batch(batch, self._stored_schema, self._target.table_key)
 
     def _insert(self, rows: pa.Table) -> None:
         self._refuse_missing(rows)

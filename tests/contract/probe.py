@@ -58,7 +58,8 @@ class Probe:
 def _source(log: str, fail_commit: str) -> type[DataSource]:
     def note(event: str, **details: object) -> None:
         with open(log, "a") as lines:
-            lines.write(json.dumps({"event": event, "pid": os.getpid(), **details}) + "\n")
+            process = {"pid": os.getpid(), "used_again": "SPARK_REUSE_WORKER" in os.environ}
+            lines.write(json.dumps({"event": event, **process, **details}) + "\n")
 
     class Message(WriterCommitMessage):
         def __init__(self, text: str) -> None:

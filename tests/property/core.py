@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark.branches import manage, merge_base, refs, restore, tags
+from omnigraph_spark.branches import manage, merge_base, merging, refs, restore, tags
 from omnigraph_spark.branches.changes import Span
-from omnigraph_spark.errors import UnsupportedError
+from omnigraph_spark.branches.merge_tables import Here
+from omnigraph_spark.errors import IntegrityError, UnsupportedError
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import optimize
 from omnigraph_spark.manifest.snapshot import Snapshot, load
@@ -28,13 +29,14 @@ Step = tuple[str, int, int, int]
 """What to do, and three numbers that choose what to do it to, whatever there is by then."""
 
 KINDS = (
-    *("append", "append", "overwrite", "upsert", "both", "branch", "restore", "compact"),
-    *("merge", "merge", "merge", "tag", "untag", "delete"),
+    *("append", "append", "overwrite", "upsert", "upsert", "delete", "cascade", "both"),
+    *("merge", "merge", "merge", "restore", "compact", "branch", "drop_branch", "tag", "untag"),
 )
 EFFECTS: Mapping[str, Callable[[Table, Table], Table]] = {
     "append": lambda old, new: {**old, **new},
     "overwrite": lambda old, new: new,
     "merge": lambda old, new: {**old, **new},
+    "delete": lambda old, gone: {one: value for one, value in old.items() if one not in gone},
 }
 """What a write of each mode makes of a table; another mode needs a line here and a step below."""
 
@@ -83,8 +85,8 @@ class Run:
     def do_both(self, where: int, which: int, many: int) -> None:
         """Append to two tables in one commit."""
         two = {self.keys[which % 3], self.keys[(which + 1) % 3]}
-        rows = {key: self.new_rows(1 + many % 2) for key in sorted(two)}
-        self.write(self.branch(where), "append", rows)
+        rows = self.new_rows(1 + many % 2)  # an edge's ends have its id: a delete may cascade
+        self.write(self.branch(where), "append", dict.fromkeys(sorted(two), rows))
 
     def do_overwrite(self, where: int, which: int, many: int) -> None:
         """Replace a table: some rows stay, some change, some go, one is new; or all go."""
@@ -107,6 +109,28 @@ class Run:
         rows = {**some, **self.new_rows(many % 2)}
         if rows:
             self.write(branch, "merge", {key: rows})
+
+    def do_delete(self, where: int, which: int, many: int) -> None:
+        """Delete rows of a table by id; refused where that would leave an edge without an end."""
+        self.delete(self.branch(where), self.keys[which % 3], many, "restrict")
+
+    def do_cascade(self, where: int, which: int, many: int) -> None:
+        """Delete rows of a table, and the edges that end there."""
+        self.delete(self.branch(where), self.keys[which % 3], many, "cascade")
+
+    def delete(self, branch: str, key: str, many: int, on_delete: str) -> None:
+        """Delete some of a table's rows, and an id that it never had."""
+        tables = self.model.tables(branch)
+        if key not in tables:
+            return
+        gone = {one: 0 for n, one in enumerate([*tables[key], "never"]) if (n + many) % 3}
+        stranded = {one: 0 for one in tables.get(KNOWS, {}) if key == PERSON and one in gone}
+        if stranded and on_delete == "restrict":
+            with pytest.raises(IntegrityError, match="OMNIGRAPH_INTEGRITY.* edges without an end"):
+                self.write(branch, "delete", {key: gone}, onDelete=on_delete)
+            return
+        taken = {key: gone, **({KNOWS: stranded} if stranded else {})}
+        self.write(branch, "delete", {key: gone}, taken, onDelete=on_delete)
 
     def do_branch(self, where: int, which: int, many: int) -> None:
         """Make a branch at a head, at an older version, or at a tag."""
@@ -156,7 +180,7 @@ class Run:
             tags.delete_tag(self.storage, name)
             self.log.append(f"untag {name}")
 
-    def do_delete(self, where: int, which: int, many: int) -> None:
+    def do_drop_branch(self, where: int, which: int, many: int) -> None:
         """Delete a branch, or see it refused where something needs it."""
         branch = self.branch(where)
         if branch == "main" or self.model.needed_by(branch):
@@ -167,7 +191,7 @@ class Run:
         self.model.delete(branch)
         self.seen = {}  # a branch of the same name would have the same numbers
         self.commits.delete(branch)
-        self.log.append(f"delete {branch}")
+        self.log.append(f"drop {branch}")
 
     def do_compact(self, where: int, which: int, many: int) -> None:
         """Compact the tables that live on a branch: a publish that changes no row."""
@@ -179,7 +203,7 @@ class Run:
         self.log.append(f"compact {branch}: {done.graph_version}")
 
     def do_merge(self, where: int, which: int, many: int) -> None:
-        """Merge a branch into another; the rows are decided by the model, see `SparkRun`."""
+        """Merge a branch into another; where both changed a row, the target's wins."""
         source = self.branch(where)
         others = [name for name in self.model.branches if name != source]
         if not others:
@@ -189,18 +213,31 @@ class Run:
         if bases is None:
             return
         new = self.merged(source, target, bases)
-        old = self.model.tables(target)
-        changed = {key: rows for key, rows in new.items() if rows != old.get(key)}
-        dropped = tuple(sorted(set(old) - set(new)))
-        if not changed and not dropped:
-            return
-        planned = plan(self.storage, list(changed), "overwrite", branch=target)
         merged = self.commits.heads[source]
-        planned = replace(planned, merged_parent=merged, dropped=dropped)
-        batches = [(key, batch(planned.targets[key].schema, rows)) for key, rows in changed.items()]
-        done = commit(planned, stage(planned, batches))
-        self.published(target, done, new, merged)
-        self.log.append(f"merge {source} into {target}: {done.graph_version}")
+        stranded = self.stranded(source, target, new)
+        done = self.merge(source, target, stranded)
+        if done is not None and not done.skipped:
+            self.published(target, done, new, merged)
+        if not stranded:
+            assert self.model.tables(target) == new, self.log
+        self.log.append(f"merge {source} into {target}: {done and done.graph_version}")
+
+    def stranded(self, source: str, target: str, new: Tables) -> set[str]:
+        """Return the edges that a merge would leave without the ends that they had, or ever."""
+        old = self.model.tables(target)
+
+        def loose(tables: Tables) -> set[str]:
+            return set(tables.get(KNOWS, {})) - set(tables.get(PERSON, {}))
+
+        return loose(new) - loose(old)
+
+    def merge(self, source: str, target: str, stranded: set[str]) -> Committed | None:
+        """Merge by the product; None where it is refused for edges that would end nowhere."""
+        found = merging.prepare(self.storage, source, target, Here, merging.resolver("ours"))
+        assert {row[1] for row in found.rows if row[2] == "OrphanEdge"} == stranded, self.log
+        if stranded:
+            return None
+        return merging.publish(found, write_options(self.storage, branch=target))
 
     def check_bases(self, source: str, target: str) -> set[str] | None:
         """Return the newest common commits, None where one of them can't be read any more."""
@@ -252,18 +289,26 @@ class Run:
         self.count += 1
         return {f"{self.count}.{number}": self.count for number in range(many)}
 
-    def write(self, branch: str, mode: str, rows: Tables) -> None:
-        """Write rows to both."""
+    def write(
+        self, branch: str, mode: str, rows: Tables, effect: Tables | None = None, **options: str
+    ) -> None:
+        """Write rows to both; `effect` are those of the model, if a write takes others along."""
         spark_mode = "overwrite" if mode == "overwrite" else "append"
-        planned = plan(self.storage, list(rows), spark_mode, branch=branch, writeMode=mode)
+        planned = plan(
+            self.storage, list(rows), spark_mode, branch=branch, writeMode=mode, **options
+        )
         batches = [(key, batch(planned.targets[key].schema, rows[key])) for key in rows]
-        self.written(branch, mode, rows, commit(planned, stage(planned, batches)))
+        done = commit(planned, stage(planned, batches))
+        self.written(branch, mode, rows if effect is None else effect, done)
 
     def written(self, branch: str, mode: str, rows: Tables, done: Committed) -> None:
         """Note a write in both models."""
         old = self.model.tables(branch)
         new = {k: EFFECTS[mode](old.get(k, {}), rows[k]) for k in rows}
-        self.published(branch, done, {**old, **new})
+        if done.skipped:
+            assert {**old, **new} == old, self.log
+        else:
+            self.published(branch, done, {**old, **new})
         self.log.append(f"{mode} {dict(rows)} to {branch}: {done.graph_version}")
 
     # --- comparing ---------------------------------------------------------------------------
@@ -291,8 +336,10 @@ class Run:
             self.check_feed(name)
 
     def check_feed(self, name: str) -> None:
-        """Compare the feed of a branch's whole lineage, publish by publish."""
-        line = [at for at in self.model.lineage(name) if at in self.commits.at]
+        """Compare the feed of a branch's own publishes, one by one; the rest is its parent's."""
+        every = [at for at in self.model.lineage(name) if at in self.commits.at]
+        own = [n for n, at in enumerate(every) if at[0] == name]
+        line = every[max(0, own[0] - 1) :] if own else []
         told: dict[int, list[Any]] = {at[1]: [] for at in line[1:]}
         if told:
             for row in self.feed(name, line[1][1], line[-1][1]):

@@ -8,10 +8,10 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from omnigraph_spark import OmniGraph
-from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.storage import Storage
-from tests.property.core import Run, change_of
-from tests.property.model import Tables
+from omnigraph_spark.write.commit import Committed
+from tests.property.core import Run, Step, change_of
+from tests.property.model import Tables, Version
 from tests.support.feeds import of_tables
 from tests.support.writes import COMPANY, PERSON
 
@@ -26,10 +26,12 @@ class SparkRun(Run):
         self.graph = OmniGraph.for_path(spark, self.storage.root)
         return self
 
-    def write(self, branch: str, mode: str, rows: Tables) -> None:
+    def write(
+        self, branch: str, mode: str, rows: Tables, effect: Tables | None = None, **options: str
+    ) -> None:
         """Write rows as frames, those of new tables without Spark (they need keys)."""
         if not set(rows) <= set(self.model.tables(branch)):
-            super().write(branch, mode, rows)
+            super().write(branch, mode, rows, effect, **options)
             return
         frames = {
             key: self.graph.spark.createDataFrame(
@@ -38,52 +40,49 @@ class SparkRun(Run):
             )
             for key, table in rows.items()
         }
-        given = {"writeMode": "merge"} if mode == "merge" else {}
+        given = {"writeMode": mode} if mode in ("merge", "delete") else {}
         spark_mode = "append" if given else mode
-        done = self.graph.write(frames, mode=spark_mode, branch=branch, **given)
-        self.written(branch, mode, rows, done)
+        done = self.graph.write(frames, mode=spark_mode, branch=branch, **given, **options)
+        self.written(branch, mode, rows if effect is None else effect, done)
 
-    def do_merge(self, where: int, which: int, many: int) -> None:
-        """Merge by Spark; where both changed a row, the target's wins."""
-        source, target = self.branch(where), self.branch(which)
-        if source == target:
-            return
-        bases = self.check_bases(source, target)
-        if bases is None:
-            return
-        new = self.merged(source, target, bases)
-        merged = self.commits.heads[source]
-        done = self.graph.merge(source, target, resolution="ours")
-        if done.committed is not None and not done.committed.skipped:
-            self.published(target, done.committed, new, merged)
-        assert self.model.tables(target) == new, self.log
-        self.log.append(f"merge {source} into {target}")
+    def merge(self, source: str, target: str, stranded: set[str]) -> Committed | None:
+        """Merge by what users call."""
+        assert not stranded
+        return self.graph.merge(source, target, resolution="ours").committed
 
     def feed(self, branch: str, first: int, last: int) -> list[Mapping[str, Any]]:
         """Read a change feed by Spark."""
         return [row.asDict() for row in self.graph.changes(first, last, branch=branch).collect()]
 
-    def check_diff(self, one: int, other: int) -> None:
-        """Compare the diff of two heads with their tables."""
-        names = [self.branch(one), self.branch(other)]
-        old, new = (self.model.tables(name) for name in names)
+    def check_diff(self, before: Version, after: Version) -> None:
+        """Compare the diff of two versions with their tables."""
+        old, new = (self.model.versions[at] for at in (before, after))
         expected = [
             (key, *change)
             for key in {*old, *new}
             for change in of_tables(old.get(key, {}), new.get(key, {}))
         ]
-        rows = self.graph.diff(*names).collect()
+        rows = self.graph.diff(*(f"{name}@{number}" for name, number in (before, after))).collect()
         found = [(row["_table"], *change_of(row.asDict())) for row in rows]
-        assert sorted(found) == sorted(expected), (names, self.log)
+        assert sorted(found) == sorted(expected), (before, after, self.log)
 
 
-def run(spark: SparkSession, storage: Storage, steps: list[tuple[str, int, int, int]]) -> None:
-    """Do one sequence and compare everything at its end."""
+def run(spark: SparkSession, storage: Storage, steps: list[Step]) -> list[str]:
+    """Do one sequence and compare everything at its end; returns the steps that published.
+
+    The diff is read of the newest publish of each kind.
+    """
     made = SparkRun.begin(storage).through(spark)
+    published: dict[str, tuple[Version, Version]] = {}
     for kind, *numbers in steps:
+        before = {name: one.head for name, one in made.model.branches.items()}
         getattr(made, f"do_{kind}")(*numbers)
+        for name, one in made.model.branches.items():
+            if name in before and one.head != before[name]:
+                published[kind] = (before[name], one.head)
     made.check_refs()
     made.check_versions()
-    made.check_diff(*steps[0][1:3])
-    made.check_feed(made.branch(steps[-1][1]))
-    assert load(storage).tables
+    for pair in published.values():
+        made.check_diff(*pair)
+    made.check_feed(made.branch(steps[-1][2]))
+    return [*published]

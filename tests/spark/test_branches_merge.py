@@ -1,4 +1,7 @@
-"""Merging branches: three ways by rows, one publish, conflicts as a frame and a typed error."""
+"""Merging branches: conflicts as a frame and a typed error, in this process and on executors.
+
+What a merge decides is tested without Spark (tests/unit/test_merging.py).
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from omnigraph_spark import OmniGraph, faults
+from omnigraph_spark.branches import merge
 from omnigraph_spark.errors import (
-    BranchNotFoundError,
     ExpectedVersionMismatch,
     MergeConflictError,
-    OptionError,
-    UnsupportedError,
 )
 from omnigraph_spark.history import commits
 from omnigraph_spark.manifest.snapshot import Snapshot, load
@@ -34,6 +35,12 @@ def people(spark: SparkSession, rows: Rows) -> DataFrame:
 
 def knows(spark: SparkSession, *rows: tuple[str, str, str]) -> DataFrame:
     return spark.createDataFrame([*rows], "id STRING, src STRING, dst STRING")
+
+
+@pytest.fixture(params=["here", "on executors"], autouse=True)
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merge as small merges do and as large ones do."""
+    monkeypatch.setattr(merge, "BYTES_HERE", -1 if request.param == "on executors" else 16 << 20)
 
 
 @pytest.fixture
@@ -89,14 +96,6 @@ def test_rows_that_only_one_side_changed_are_taken_from_that_side(graph: OmniGra
     assert check_graph(graph.uri) == []
 
 
-def test_the_same_change_on_both_sides_is_no_conflict(graph: OmniGraph) -> None:
-    both = [("a", 10), ("c", 3), ("d", None), ("new", 7)]
-    put(graph, "dev", [*both, ("e", 5)])
-    put(graph, "main", both)
-    graph.merge("dev")
-    assert found(graph) == sorted([*both, ("e", 5)])
-
-
 def test_conflicts_are_counted_shown_and_nothing_is_written(graph: OmniGraph) -> None:
     put(graph, "dev", [("a", 10), ("b", 2), ("d", 40), ("n", 1), ("ok", 1)])
     put(graph, "main", [("a", 11), ("b", 2), ("c", 30), ("n", 2)])
@@ -122,23 +121,6 @@ def test_conflicts_are_counted_shown_and_nothing_is_written(graph: OmniGraph) ->
     assert at(graph) == before
 
 
-@pytest.mark.parametrize(
-    ("resolution", "expected"),
-    [
-        ("ours", [("a", 11), ("b", 2), ("c", 30), ("n", 2), ("ok", 1)]),
-        ("theirs", [("a", 10), ("b", 2), ("d", 40), ("n", 1), ("ok", 1)]),
-        ({PERSON: "theirs"}, [("a", 10), ("b", 2), ("d", 40), ("n", 1), ("ok", 1)]),
-    ],
-)
-def test_a_resolution_decides_what_both_changed_and_nothing_else(
-    graph: OmniGraph, resolution: Any, expected: list[tuple[str, int]]
-) -> None:
-    put(graph, "dev", [("a", 10), ("b", 2), ("d", 40), ("n", 1), ("ok", 1)])
-    put(graph, "main", [("a", 11), ("b", 2), ("c", 30), ("n", 2)])
-    graph.merge("dev", resolution=resolution)
-    assert found(graph) == expected
-
-
 def test_a_target_that_hasnt_moved_becomes_as_the_source(graph: OmniGraph) -> None:
     put(graph, "dev", [("a", 10), ("e", 5)])
     graph.write({COMPANY: people(graph.spark, [("x", 1)])}, branch="dev")
@@ -151,56 +133,6 @@ def test_a_target_that_hasnt_moved_becomes_as_the_source(graph: OmniGraph) -> No
     assert check_graph(graph.uri) == []
 
 
-def test_a_target_that_has_moved_cant_be_fast_forwarded(graph: OmniGraph) -> None:
-    put(graph, "dev", [("a", 10)])
-    graph.write({PERSON: people(graph.spark, [("f", 6)])})
-    with pytest.raises(UnsupportedError, match="main has moved since dev began"):
-        graph.fast_forward("dev")
-    assert found(graph) == sorted([*START, ("f", 6)])
-
-
-def test_a_second_merge_begins_where_the_first_ended(graph: OmniGraph) -> None:
-    put(graph, "dev", [*START, ("e", 5)])
-    graph.merge("dev")
-    put(graph, "main", [*START, ("e", 50)])
-    put(graph, "dev", [*START, ("e", 5), ("g", 7)])
-    graph.merge("dev")
-    assert found(graph) == sorted([*START, ("e", 50), ("g", 7)])
-    graph.merge("main", "dev")
-    assert found(graph, "dev") == found(graph)
-    version = at(graph).graph_version
-    again = graph.merge("dev")
-    assert again.tables == ()
-    assert again.committed is None or again.committed.skipped
-    assert at(graph).graph_version == version
-
-
-def test_tables_that_a_side_made_or_dropped_are_merged_too(graph: OmniGraph) -> None:
-    start = at(graph).graph_version
-    graph.write({COMPANY: people(graph.spark, [("x", 1)])}, branch="dev")
-    graph.write({"node:Other": people(graph.spark, [("y", 1)])})
-    graph.merge("dev")
-    assert sorted(at(graph).tables) == [KNOWS, COMPANY, "node:Other", PERSON]
-    graph.restore(start, branch="dev")
-    graph.merge("dev")
-    assert sorted(at(graph).tables) == [KNOWS, "node:Other", PERSON]
-    assert found(graph) == sorted(START)
-
-
-def test_a_table_dropped_on_one_side_and_changed_on_the_other_is_a_conflict(
-    graph: OmniGraph,
-) -> None:
-    graph.write({COMPANY: people(graph.spark, [("x", 1)])})
-    start = at(graph, "dev").graph_version
-    graph.merge("main", "dev")
-    graph.restore(start, branch="dev")
-    graph.write({COMPANY: people(graph.spark, [("y", 2)])})
-    dry = graph.merge("dev", dry_run=True)
-    assert conflicts(dry.conflict_rows) == [(COMPANY, None, "DeleteVsUpdate")]
-    graph.merge("dev", resolution="theirs")
-    assert COMPANY not in at(graph).tables
-
-
 def test_an_edge_whose_end_the_other_side_deleted_is_an_orphan(graph: OmniGraph) -> None:
     graph.write({KNOWS: knows(graph.spark, ("cd", "c", "d"), ("xx", "x", "x"))}, branch="dev")
     put(graph, "main", [("a", 1), ("b", 2), ("d", 4)])
@@ -210,34 +142,6 @@ def test_an_edge_whose_end_the_other_side_deleted_is_an_orphan(graph: OmniGraph)
         (KNOWS, "cd", "OrphanEdge"),
         (KNOWS, "xx", "OrphanEdge"),
     ]
-
-
-def test_edges_that_ended_nowhere_before_the_merge_dont_block_it(graph: OmniGraph) -> None:
-    graph.write({KNOWS: knows(graph.spark, ("xx", "x", "x"))})
-    put(graph, "dev", [*START, ("e", 5)])
-    graph.merge("dev")
-    assert found(graph) == sorted([*START, ("e", 5)])
-
-
-def test_a_deleted_node_under_an_edge_of_the_target_is_an_orphan(graph: OmniGraph) -> None:
-    put(graph, "dev", [("a", 1), ("b", 2)])
-    graph.write({KNOWS: knows(graph.spark, ("cd", "c", "d"))})
-    dry = graph.merge("dev", dry_run=True)
-    assert conflicts(dry.conflict_rows) == [(KNOWS, "cd", "OrphanEdge")]
-
-
-def test_the_same_edge_on_both_branches_is_there_once(graph: OmniGraph) -> None:
-    for branch in ("main", "dev"):
-        graph.write({KNOWS: knows(graph.spark, ("ac", "a", "c"))}, branch=branch)
-    graph.merge("dev")
-    assert sorted(r.id for r in graph.table(KNOWS).collect()) == ["ab", "ac"]
-
-
-def test_an_edge_id_that_means_two_edges_is_a_conflict(graph: OmniGraph) -> None:
-    graph.write({KNOWS: knows(graph.spark, ("ac", "a", "c"))})
-    graph.write({KNOWS: knows(graph.spark, ("ac", "a", "d"))}, branch="dev")
-    dry = graph.merge("dev", dry_run=True)
-    assert dry.conflicts == {(KNOWS, "DivergentInsert"): 1}
 
 
 def test_doubled_ids_that_a_source_brings_are_refused(graph: OmniGraph) -> None:
@@ -259,17 +163,6 @@ def test_a_rival_that_publishes_to_the_target_refuses_the_merge(graph: OmniGraph
         faults.disarm()
     assert found(graph) == sorted(START)
     assert sorted(r.id for r in graph.table(KNOWS).collect()) == ["ab", "bc"]
-
-
-def test_what_cant_be_merged_is_refused_by_name(graph: OmniGraph) -> None:
-    with pytest.raises(BranchNotFoundError, match="no branch 'nope'"):
-        graph.merge("nope")
-    with pytest.raises(OptionError, match="into itself"):
-        graph.merge("main")
-    with pytest.raises(OptionError, match="'mine' is no resolution"):
-        graph.merge("dev", resolution="mine")
-    with pytest.raises(OptionError, match="is no table key"):
-        graph.merge("dev", resolution={"Person": "ours"})
 
 
 def test_the_engines_own_merge_is_seen_as_a_common_commit(

@@ -255,8 +255,9 @@ def test_c15_a_frame_without_columns_is_refused(spark: SparkSession, uri: str) -
 def test_c37_columns_are_matched_by_name_and_cast_without_loss(
     spark: SparkSession, uri: str, columns: str, expected: tuple[Any, ...]
 ) -> None:
-    save(spark.sql(f"SELECT {columns}"), uri, table=NODE)
-    assert rows(load(spark, uri, table=NODE).where("id = 'c'")) == [expected]
+    for mode in ("append", "merge"):
+        save(spark.sql(f"SELECT {columns}"), uri, table=NODE, writeMode=mode)
+        assert rows(load(spark, uri, table=NODE).where("id = 'c'")) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -275,13 +276,14 @@ def test_c37_what_would_lose_something_is_refused_by_column(
 ) -> None:
     before = versions(uri)
     frame = spark.sql(f"SELECT {columns}")
-    if early:
-        with nothing_written(uri), refused(kind, match):
-            save(frame, uri, table=NODE)
-    else:
-        with refused(kind, match):
-            save(frame, uri, table=NODE)
-    assert versions(uri) == before
+    for mode in ("append", "merge"):
+        if early:
+            with nothing_written(uri), refused(kind, match):
+                save(frame, uri, table=NODE, writeMode=mode)
+        else:
+            with refused(kind, match):
+                save(frame, uri, table=NODE, writeMode=mode)
+        assert versions(uri) == before
 
 
 # --- frames that fit neither form, and other bad input ---------------------------------------------

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -27,7 +28,7 @@ KNOW_SPARK = {
     "arrow_types",
     "branches.diff",
     "branches.merge",
-    "branches.merge_rows",
+    "branches.merge_spark",
     "catalog",
     "datasource",
     "ddl",
@@ -61,15 +62,20 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("auto_cleanup", "faults"),
     ("storage",),
     ("engine_types", "ids", "lance_errors", "layout", "option_rules", "option_values", "options"),
-    ("errors", "progress", "redaction"),
+    ("errors", "progress", "python_workers", "redaction"),
 )
 
 STAMP_KEY = "omnigraph:internal_schema_version"
 STAMP_MODULE = "manifest.migrations"
 
 
-def _modules() -> Iterator[tuple[str, Path, ast.Module]]:
-    """Yield (dotted name below the package, path, syntax tree) of each module of the product."""
+@cache
+def _modules() -> tuple[tuple[str, Path, ast.Module], ...]:
+    """Return (dotted name below the package, path, syntax tree) of each module of the product."""
+    return tuple(_parsed())
+
+
+def _parsed() -> Iterator[tuple[str, Path, ast.Module]]:
     for package in PACKAGES:
         for path in sorted(package.rglob("*.py")):
             parts = path.relative_to(package).with_suffix("").parts

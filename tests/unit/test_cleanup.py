@@ -26,6 +26,7 @@ from omnigraph_spark.maintenance.optimize import create_index, optimize, run_her
 from omnigraph_spark.manifest.snapshot import Snapshot, load
 from omnigraph_spark.read.plan import read_table
 from omnigraph_spark.storage import Storage
+from omnigraph_spark.write import packed
 from omnigraph_spark.write.commit import commit
 from omnigraph_spark.write.plan import Settings
 from tests.format_checker import check_graph
@@ -283,6 +284,20 @@ def test_staged_files_of_a_running_write_stay_and_those_of_failed_tasks_go(graph
     assert data_files(graph, PERSON) == files
     clean(graph, 8)
     assert len(data_files(graph, PERSON)) == len(files) - 1
+    assert ids(graph, PERSON) == ["first", "p0", "p1", "p2", "p3"]
+
+
+def test_what_a_large_task_of_a_dead_upsert_left_beside_its_message_goes(
+    graph: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "MOST_IN_A_MESSAGE", 0)
+    before = data_files(graph, PERSON)
+    (left,) = stage_rows(plan(graph, [PERSON], writeMode="delete"), {PERSON: ["p1"]})
+    assert data_files(graph, PERSON) == before | {left.beside.rsplit("/", 1)[-1]}
+    clean(graph, 6)
+    assert graph.head(left.beside) is not None
+    clean(graph, 8)
+    assert graph.head(left.beside) is None
     assert ids(graph, PERSON) == ["first", "p0", "p1", "p2", "p3"]
 
 

@@ -150,6 +150,15 @@ def test_few_columns_make_fewer_partitions_and_give_every_row(graph: Path) -> No
     assert _numbers(few) == ALIVE
 
 
+def test_rows_that_an_index_finds_are_asked_for_by_fewer_tasks(graph: Path) -> None:
+    cut = {"table": KEY, "maxPartitionBytes": "1500", "filter": "n > 400 AND n < 900"}
+    without = len(_reader(graph, **cut).partitions())
+    Storage.at(str(graph)).dataset(_PLACES[KEY]).create_scalar_index("n", "BTREE")
+    indexed = _reader(graph, **cut)
+    assert 1 < len(indexed.partitions()) < without
+    assert _numbers(indexed) == [n for n in ALIVE if 400 < n < 900]
+
+
 def test_a_large_size_makes_one_partition_of_all_small_tables(graph: Path) -> None:
     (only,) = _reader(graph).partitions()
     assert [scan.table_key for scan in only.value] == [OTHER, KEY]

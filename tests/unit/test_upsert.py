@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,16 @@ import pytest
 
 from omnigraph_spark import faults
 from omnigraph_spark.engine_types import blob_type
-from omnigraph_spark.errors import ExpectedVersionMismatch, IntegrityError, UnsupportedError
+from omnigraph_spark.errors import (
+    ExpectedVersionMismatch,
+    IntegrityError,
+    StorageError,
+    UnsupportedError,
+)
 from omnigraph_spark.manifest.snapshot import load, open_manifest, read_rows
 from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import matches, row_ids
-from omnigraph_spark.write.commit import Committed, commit
+from omnigraph_spark.write import lookup, matches, packed, row_ids
+from omnigraph_spark.write.commit import Committed, abort, commit
 from omnigraph_spark.write.plan import NewTable
 from omnigraph_spark.write.row_compare import differing
 from omnigraph_spark.write.stage import StagedTable, from_json, stage, to_json
@@ -232,8 +238,6 @@ def test_an_index_on_id_finds_the_new_row_and_not_the_old_one(storage: Storage) 
 def test_few_ids_are_looked_up_through_the_index(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from omnigraph_spark.write import upsert as upsert_module
-
     names = [
         "it's",
         "A",
@@ -246,12 +250,25 @@ def test_few_ids_are_looked_up_through_the_index(
     append(storage, rows(id=names, a=[0] * 7, b=names, f=[0.0] * 7))
     made = dataset(storage)
     made.create_scalar_index("id", "BTREE", name="id_idx")
-    assert None not in upsert_module._filters(made, pa.array(["x"]))
-    found = upsert_module.lookup(made, pa.array([*names, "absent", "É"]))
+    wanted = pa.array([*names, "absent", "É"])
+    seen: list[str | None] = []
+    scan = lookup._scan
+
+    def noted(of: Any, where: str | None) -> pa.RecordBatchReader:
+        seen.append(where)
+        return scan(of, where)
+
+    monkeypatch.setattr(lookup, "_scan", noted)
+    found = lookup.lookup(made, wanted)
     assert sorted(found.positions.tolist()) == list(range(7))
-    monkeypatch.setattr(upsert_module, "_FEW_IDS", 0)
-    scanned = upsert_module.lookup(made, pa.array([*names, "absent", "É"]))
-    assert scanned.addresses.tolist() == found.addresses.tolist()
+    assert None not in seen
+    monkeypatch.setattr(lookup, "_FEW_IDS", 0)
+    for many in (50_000, 1):  # in Arrow, and in the SQL engine
+        monkeypatch.setattr(lookup, "_MANY_IDS", many)
+        scanned = lookup.lookup(made, wanted)
+        for name in ("positions", "addresses", "row_ids"):
+            assert getattr(scanned, name).tolist() == getattr(found, name).tolist()
+    assert seen[1:] == [None, None]
 
 
 # --- keys that come twice ------------------------------------------------------------------------
@@ -409,6 +426,23 @@ def test_nothing_of_an_orphan_is_adopted_by_an_upsert(storage: Storage) -> None:
     assert ids(storage, PERSON) == ["first", "second"]
 
 
+def test_c28_writers_of_overlapping_new_keys_at_once_leave_one_row_of_each(
+    storage: Storage,
+) -> None:
+    upsert(storage, [rows(id=["A"], a=[0], b=["b"], f=[0.0])])
+    ready = []
+    for a, keys in ((1, ["N", "M"]), (2, ["M", "K"])):
+        planned = plan(storage, [T], new=NEW, writeMode="merge")
+        batch = rows(id=keys, a=[a] * 2, b=["b"] * 2, f=[0.0] * 2)
+        ready.append((planned, staged(planned, [[batch]])))
+    with ThreadPoolExecutor(2) as pool:
+        done = [pool.submit(commit, *one) for one in ready]
+    assert [one.exception() for one in done] == [None, None]
+    found = {key: row[0] for key, row in values(storage).items()}
+    assert found.pop("M") in (1, 2)
+    assert found == {"A": 0, "N": 1, "K": 2}
+
+
 def test_many_writers_of_one_new_key_end_in_one_row(storage: Storage) -> None:
     ten(storage)
     errors: list[BaseException] = []
@@ -521,12 +555,73 @@ def test_null_equals_null_and_nan_equals_nan(left: Any, right: Any, expected: li
 # --- packing -------------------------------------------------------------------------------------
 
 
-def test_offsets_survive_packing_and_cost_under_two_bytes_a_row() -> None:
+def test_offsets_survive_packing_and_cost_under_two_bytes_a_row(storage: Storage) -> None:
     offsets = np.sort(np.random.default_rng(1).choice(1_000_000, 100_000, replace=False))
-    packed = matches.pack(offsets.astype(np.uint32))
-    assert matches.unpack(packed).tolist() == offsets.tolist()
-    assert len(packed) < 200_000
-    assert matches.unpack(matches.pack(np.empty(0, np.uint32))).tolist() == []
+    text = matches.pack(offsets.astype(np.uint32))
+    assert matches.unpack(storage, text).tolist() == offsets.tolist()
+    assert len(text) < 130_000
+    assert matches.unpack(storage, matches.pack(np.empty(0, np.uint32))).tolist() == []
+
+
+def test_row_ids_of_rows_that_were_never_updated_cost_next_to_nothing(storage: Storage) -> None:
+    rng = np.random.default_rng(1)
+    offsets = np.sort(rng.choice(2_000_000, 100_000, replace=False)).astype(np.uint64)
+    late = offsets >= 1_000_000
+    addresses = np.where(late, offsets - 1_000_000 + (9 << 32), offsets).astype(np.uint64)
+    for kept in (offsets + np.uint64(77), rng.permutation(offsets)):
+        text = row_ids.pack(kept, addresses)
+        assert row_ids.unpack(storage, text, addresses).tolist() == kept.tolist()
+    assert len(row_ids.pack(offsets + np.uint64(77), addresses)) < 6_000
+
+
+def test_the_message_of_a_large_task_is_a_file_that_goes_with_the_write(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ten(storage)
+    plain = dataset(storage).scanner(columns=["id"], with_row_id=True).to_table().to_pylist()
+    before = {row["id"]: row["_rowid"] for row in plain}
+    monkeypatch.setattr(packed, "MOST_IN_A_MESSAGE", 0)
+    planned = plan(storage, [T], new=NEW, writeMode="merge")
+    changed = [rows(id=["k9", "n", "k1"], a=[90, 1, 10], b=["x"] * 3, f=[1.0] * 3)]
+    ours = staged(planned, [changed, [rows(id=["k4"], a=[40])]])
+    files = {one.beside for one in ours}
+    assert len(files) == 2
+    assert all(storage.head(path) is not None for path in files)
+    assert all(m.changed.startswith("@") for one in ours for m in one.matches)
+    commit(planned, ours)
+    assert [storage.head(path) for path in files] == [None, None]
+    found = table(storage)
+    assert [found[key]["a"] for key in ("k9", "n", "k1", "k4", "k5")] == [90, 1, 10, 40, 5]
+    assert [found[key]["_rowid"] == before[key] for key in ("k9", "k1", "k4")] == [True] * 3
+
+
+def test_the_file_of_a_large_message_goes_with_a_write_that_is_refused_or_aborted(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ten(storage)
+    monkeypatch.setattr(packed, "MOST_IN_A_MESSAGE", 0)
+    files = data_files(storage, T)
+    with pytest.raises(IntegrityError, match="'k4'"):
+        upsert(storage, [rows(id=["k4"], a=[40])], [rows(id=["k4"], a=[41])])
+    assert data_files(storage, T) == files
+    planned = plan(storage, [T], new=NEW, writeMode="merge")
+    ours = staged(planned, [[rows(id=["k4"], a=[40])]])
+    assert data_files(storage, T) != files
+    abort(planned, ours, complete=False)
+    assert data_files(storage, T) == files
+
+
+def test_what_a_large_message_left_that_is_gone_is_said_by_name(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ten(storage)
+    monkeypatch.setattr(packed, "MOST_IN_A_MESSAGE", 0)
+    planned = plan(storage, [T], new=NEW, writeMode="merge")
+    ours = staged(planned, [[rows(id=["k4"], a=[40])]])
+    storage.delete(ours[0].beside)
+    with pytest.raises(StorageError, match=r"OMNIGRAPH_STORAGE.*\.rows is gone"):
+        commit(planned, ours)
+    assert values(storage)["k4"][0] == 4
 
 
 @pytest.mark.parametrize(
@@ -538,6 +633,8 @@ def test_offsets_survive_packing_and_cost_under_two_bytes_a_row() -> None:
         [5, 2, 9, 1, 1 << 20],
         [1, 1 << 25, 1 << 30],
         [1, 1 << 40],
+        list(range(7, 400_000, 400)),
+        [3, 9, *range(7 << 20, (7 << 20) + 300_000, 100), 2, 5],
     ],
 )
 def test_lance_reads_the_row_ids_that_are_encoded_here(tmp_path: Path, found: list[int]) -> None:
@@ -562,6 +659,32 @@ def test_lance_reads_the_row_ids_that_are_encoded_here(tmp_path: Path, found: li
     done = lance.LanceDataset.commit(made, update, read_version=made.version)
     read = done.scanner(with_row_id=True).to_table()
     assert read["_rowid"].to_pylist() == [one + 1 for one in found]
+
+
+def test_c45_a_merge_that_changes_one_byte_of_a_blob_is_seen_and_moves_no_other(
+    storage: Storage,
+) -> None:
+    from omnigraph_spark.arrow_write import to_table_batch
+
+    schema = pa.schema([pa.field("id", pa.utf8(), nullable=False), pa.field("pic", blob_type())])
+    new = {T: NewTable(schema)}
+    stored = plan(storage, [T], new=new).targets[T].schema
+    large = b"x" * (2 << 20)
+
+    def pictures(**found: bytes | None) -> pa.RecordBatch:
+        columns = {"id": [*found], "pic": pa.array(found.values(), pa.binary())}
+        return to_table_batch(pa.RecordBatch.from_pydict(columns), stored, T)
+
+    first = {"p1": b"A", "p2": b"", "p3": None, "p4": large}
+    append(storage, pictures(**first), new=new)
+    upsert(storage, [pictures(**dict(reversed(first.items())))], new=new)
+    version = load(storage).version(T)
+    other = large[:-1] + b"y"
+    upsert(storage, [pictures(p4=other)], new=new)
+    found = table(storage)
+    assert [found[key]["pic"] or None for key in first] == [b"A", None, None, other]
+    assert found["p4"]["_row_last_updated_at_version"] == load(storage).version(T) > version
+    assert dataset(storage).count_rows(filter="id = 'p2'") == 1
 
 
 def test_bad_records_and_upserts_do_not_go_together(storage: Storage, tmp_path: Path) -> None:
