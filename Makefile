@@ -1,10 +1,11 @@
 # Each target builds the environment that it needs: .venv has the newest PySpark 4, .venv-4.0 the oldest
 # versions that the tests have run on. Needed: Python 3.10+ and Java 17+ (.ci/prerequisites looks).
 PYTHON ?= python3
-# Long, without Spark, and about Lance, whose oldest version is the newest that the bounds admit.
-LANCE_ALONE = commit upsert compaction optimize cleanup
-# Minutes long on 4.0, which starts a Python for every plan: there the examples of docs/branches.md merge
-# branches in every run, and `make test-floors LONG_ON_40=` runs these files too.
+# Long, without Spark, and about Lance, whose oldest version is the newest that the bounds admit. What is
+# about Arrow, DuckDB and plain objects runs on their oldest versions too.
+LANCE_ALONE = commit upsert compaction optimize cleanup branches restore table_commit optimize_upserts check
+# Minutes long: on 4.0 the examples of docs/branches.md merge branches in every run, and
+# `make test-floors LONG_ON_40=` runs these files too.
 LONG_ON_40 = branches_merge branches_merge_rows
 FLOORS = pyspark==4.0.2 pylance==14.0.2 pyarrow==25.0.1 obstore==0.11.1 duckdb==1.5.6
 VENV = .venv

@@ -45,6 +45,7 @@ def main() -> None:
     """Write and scan the edges with both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jar", required=True)
+    parser.add_argument("--catalog", default="com.lancedb.lance.spark.LanceNamespaceSparkCatalog")
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
@@ -56,17 +57,25 @@ def main() -> None:
             .config("spark.jars", asked.jar)
             .config("spark.ui.enabled", "false")
             .config("spark.driver.memory", "4g")
+            .config("spark.sql.catalog.lance", asked.catalog)
+            .config("spark.sql.catalog.lance.impl", "dir")
+            .config("spark.sql.catalog.lance.root", f"{folder}/lance")
             .getOrCreate()
         )
         spark.sparkContext.setLogLevel("ERROR")
         frame = edges(spark, asked.rows).cache()
         frame.count()
+        parquet = f"{folder}/1.parquet"
 
         def write(kind: str, number: int) -> None:
-            frame.write.format(kind).save(f"{folder}/{number}.{kind}")
+            if kind == "lance":
+                frame.writeTo(f"lance.default.edges{number}").create()
+            else:
+                frame.write.parquet(f"{folder}/{number}.parquet")
 
         def scan(kind: str) -> None:
-            read = spark.read.format(kind).load(f"{folder}/1.{kind}")
+            lance = kind == "lance"
+            read = spark.table("lance.default.edges1") if lance else spark.read.parquet(parquet)
             read.write.format("noop").mode("overwrite").save()
 
         print(f"Spark {spark.version}")

@@ -45,7 +45,7 @@ failing("version", lambda: read(versionAsOf="99").load(uri).count())
 failing("option", lambda: read(tabel="x").load(uri).count())
 failing("graph", lambda: read().load(uri + "-none").count())
 failing("bucket", lambda: read().load("s3://no-such-bucket-here/g").count())
-nowhere = {"storage.aws_endpoint": "http://127.0.0.1:9"}
+nowhere = {"storage.aws_endpoint": "http://127.0.0.1:9", "storage.client_max_retries": "1"}
 failing("endpoint", lambda: read(**nowhere).load(uri).count())
 failing("filter", lambda: read(table="node:Person", filter="nope = 1").load(uri).count())
 wrong = people.withColumn("name", people.id.isNull())
