@@ -167,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1_250_000, 5_000_000])
     parser.add_argument("--how", choices=("upsert", "overwrite"), default="upsert")
-    parser.add_argument("--heap", default="384m", help="the heap of the driver's JVM")
+    parser.add_argument("--heap", default="480m", help="the driver JVM's; Spark asks for 466m")
     parser.add_argument("--one", action="store_true", help="one size, in this process")
     asked = parser.parse_args()
     if asked.one:
