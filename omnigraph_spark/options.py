@@ -106,7 +106,8 @@ OPTIONS: tuple[Option, ...] = (
            "engine types of new columns: `Person.vec: Vector(4), Person.n: U32`"),
     Option("integrity", choice("off", "keys", "strict"), "strict", (WRITE,),
            "`off`: nulls and types; `keys`: also `@range`, `@check`, unique ids, `@unique`;"
-           " `strict`: also edge ends and `@card`"),
+           " `strict`: also edge ends and `@card`, and, if it is asked for by name, that an overwrite"
+           " of nodes strands no edge"),
     Option("badRecordsPath", text, None, (WRITE,),
            "rows that break a rule go here as JSON lines, and the others are written"),
     Option("onDelete", choice("restrict", "cascade"), "restrict", (WRITE,),
@@ -328,7 +329,9 @@ class WriteOptions:
             types=parsed.get("types") or {},
             expected_table_versions=parsed.get("expectedTableVersions") or {},
             last_writer_wins=parsed.get("lastWriterWins"),
-            integrity=parsed.get("integrity"),
+            integrity=parsed.get("integrity")
+            if "integrity" in parsed.given
+            else option_rules.WRITTEN,
             merge_schema=parsed.get("mergeSchema"),
             on_delete=parsed.get("onDelete"),
             bad_records_path=parsed.get("badRecordsPath"),

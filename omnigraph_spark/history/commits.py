@@ -321,7 +321,7 @@ def find_commit(storage: Storage, commit_id: str) -> Commit | None:
         StorageError: the store failed.
     """
     for branch in branch_names(storage):
-        found = [c for c in _chosen(_own(storage, branch)) if c.graph_commit_id == commit_id]
+        found = [c for c in _own(storage, branch) if c.graph_commit_id == commit_id]
         if found:
             return _with_actors(storage, found)[0]
     return None
@@ -353,7 +353,7 @@ def _chosen(commits: list[Commit]) -> list[Commit]:
     that the lineage is one unbroken line; then one that knows what it merged; then the oldest.
     """
     by_version: dict[int, list[Commit]] = {}
-    for commit in commits:
+    for commit in _without_markers(commits):
         by_version.setdefault(commit.manifest_version, []).append(commit)
     chosen: list[Commit] = []
     wanted: str | None = None
@@ -372,13 +372,29 @@ def _chosen(commits: list[Commit]) -> list[Commit]:
     return chosen[::-1]
 
 
+def _without_markers(commits: list[Commit]) -> list[Commit]:
+    """Leave out the engine's notes that it took a dead write back: they publish nothing.
+
+    Such a row names the version that it found, and the next commit names it as its parent [run].
+    """
+    known = {c.graph_commit_id: c for c in commits}
+    meant: dict[str | None, str] = {}
+    for c in sorted(commits, key=lambda one: one.created_at):
+        parent = known.get(c.parent_commit_id or "")
+        same = parent and (parent.branch, parent.manifest_version) == (c.branch, c.manifest_version)
+        if parent and same and c.merged_parent_commit_id is None:
+            meant[c.graph_commit_id] = meant.get(parent.graph_commit_id, parent.graph_commit_id)
+    kept = [c for c in commits if c.graph_commit_id not in meant]
+    parents = [meant.get(c.parent_commit_id, c.parent_commit_id) for c in kept]
+    return [replace(c, parent_commit_id=p) for c, p in zip(kept, parents, strict=True)]
+
+
 def _with_actors(
     storage: Storage, commits: list[Commit], newest: int | None = None
 ) -> list[Commit]:
     rows = append_log.read(storage, COMMIT_ACTORS, newest=newest) if commits else None
     if rows is None or rows.num_rows == 0:
         return commits
-    actors = dict(
-        zip(rows["graph_commit_id"].to_pylist(), rows["actor_id"].to_pylist(), strict=True)
-    )
+    ids, names = (rows[column].to_pylist() for column in ("graph_commit_id", "actor_id"))
+    actors = dict(zip(ids, names, strict=True))
     return [replace(c, actor_id=actors.get(c.graph_commit_id)) for c in commits]

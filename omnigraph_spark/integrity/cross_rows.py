@@ -78,7 +78,7 @@ class _Round(RoundRows):
                     if staged.rows:
                         self._check_ends(staged, self._ends(staged))
                         self._check_card(staged)
-                elif staged.write.replaces == ALL:
+                elif staged.write.replaces == ALL and self._asked.attached:
                     self._check_stranded(staged)
         return self._bad_rows()
 

@@ -63,7 +63,8 @@ class Staged:
 class Question:
     """What one round asks: the staged `writes` on top of `snapshot`, by the rules of `schema`.
 
-    `unique` looks at `@unique` and `strict` at edges too; `set_aside` takes violating rows out of
+    `unique` looks at `@unique`, `strict` at edges too, and `attached` also at those of other tables
+    that an overwrite of nodes would leave without an end; `set_aside` takes violating rows out of
     the write instead of failing it. `seen` are the fragments, by table, that an earlier round found
     in order.
     """
@@ -74,6 +75,7 @@ class Question:
     writes: tuple[TableWrite, ...]
     unique: bool
     strict: bool
+    attached: bool
     set_aside: bool
     seen: Mapping[str, frozenset[str]]
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from omnigraph_spark import layout
 from omnigraph_spark.engine_schema.model import EdgeType, EngineSchema, NodeType
 from omnigraph_spark.errors import UnsupportedError
+from omnigraph_spark.option_rules import WRITTEN
 
 OFF = "off"
 KEYS = "keys"
@@ -100,6 +101,10 @@ class Integrity:
     def checks_rows(self) -> bool:
         """Tell whether the commit looks at keys and ends."""
         return self.level != OFF
+
+    def checks_ends(self) -> bool:
+        """Tell whether edges that are written must end at nodes."""
+        return self.level in (STRICT, WRITTEN)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a JSON text; `of_json` reads it."""

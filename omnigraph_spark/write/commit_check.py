@@ -89,7 +89,8 @@ class CommitCheck:
                     for key in touched
                 ),
                 unique=plan.integrity.checks_rows(),
-                strict=plan.integrity.level == STRICT,
+                strict=plan.integrity.checks_ends(),
+                attached=plan.integrity.level == STRICT,
                 set_aside=self._bad is not None,
                 seen=self.verdict.seen,
             )

@@ -36,7 +36,9 @@ class Writer:
     def plan(self, tables: Tables, mode: str = APPEND, **extra: Any) -> WritePlan:
         """Plan a write of tables that exist, or are made by it."""
         read_versions = extra.pop("read_versions", None)
-        raw = {"path": self.graph, **self.options, **{k: str(v) for k, v in extra.items()}}
+        # Ledgers count rows; their edges end anywhere.
+        given = {"integrity": "off", **self.options, **{k: str(v) for k, v in extra.items()}}
+        raw = {"path": self.graph, **given}
         parsed = WriteOptions.of(option_module.parse(raw), mode == OVERWRITE)
         new = {key: rows.new_table(key) for key in tables}
         return plan_write(self.storage, parsed, new, read_versions)

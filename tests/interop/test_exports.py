@@ -6,18 +6,12 @@ Here the reader runs without Spark; `test_exports_spark.py` reads through Spark.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from omnigraph_spark import options
 from omnigraph_spark.manifest import snapshot
-from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.read import plan
-from omnigraph_spark.read.frame_schema import read_schema
-from omnigraph_spark.read.reader import OmnigraphReader
 from omnigraph_spark.storage import Storage
 from tests.support import exports, graphs
 
@@ -28,16 +22,6 @@ BRANCHES = [
 ]
 
 
-def _read(storage: Storage, pinned: Snapshot, **asked: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a frame, planned and read as Spark does it."""
-    wanted = options.ReadOptions.of(options.parse({"path": storage.root, **asked}))
-    schema, stored = read_schema(storage, pinned, wanted)
-    reader = OmnigraphReader(storage, pinned, wanted, schema, stored)
-    for partition in reader.partitions():
-        for batch in reader.read(partition):
-            yield from batch.to_pylist()
-
-
 def _check(storage: Storage, generation: str, graph: str, branch: str) -> None:
     """Compare every table and the whole-graph frame of a branch with the export."""
     export = graphs.export_of(generation, graph, branch)
@@ -45,9 +29,9 @@ def _check(storage: Storage, generation: str, graph: str, branch: str) -> None:
     assert {*export.tables} <= {*pinned.tables}
     for key, entry in pinned.tables.items():
         expected = exports.export_rows(export, key)
-        assert exports.table_rows(_read(storage, pinned, table=key)) == expected
+        assert exports.table_rows(exports.read_frame(storage, pinned, table=key)) == expected
         assert plan.read_table(storage, pinned, key).num_rows == len(expected) == entry.row_count
-    whole = exports.whole_graph_tables(_read(storage, pinned))
+    whole = exports.whole_graph_tables(exports.read_frame(storage, pinned))
     assert whole == exports.filled_tables(export)
 
 
@@ -98,4 +82,4 @@ def test_the_first_versions_of_a_graph_can_still_be_read(tmp_path: Path) -> None
     old = snapshot.load(storage, "main", 4)
     assert sorted(old.tables) == ["edge:Knows", "node:Person", "node:Temp"]
     for key, entry in old.tables.items():
-        assert len(list(_read(storage, old, table=key))) == entry.row_count
+        assert len(list(exports.read_frame(storage, old, table=key))) == entry.row_count

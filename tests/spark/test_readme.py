@@ -62,15 +62,16 @@ def test_the_five_line_examples_append_to_a_graph_and_copy_it(
 ) -> None:
     knows = OmniGraph.for_path(spark, graph).table("edge:Knows")
     other = local_store.uri("other")
-    names = {"spark": spark, "uri": graph, "other_uri": other, "knows": knows}
+    newcomers = spark.createDataFrame([("Alan", 41)], "name STRING, age INT")
+    names: dict[str, Any] = {"spark": spark, "uri": graph, "other_uri": other}
+    names |= {"knows": knows, "newcomers": newcomers}
     run_python("README.md", "Use it", names)
     copied = OmniGraph.for_path(spark, other)
     assert copied.graph().count() == 3  # the frame is of the version that it was read at
     counts = {
         row.table_key: row.row_count for row in OmniGraph.for_path(spark, graph).tables().collect()
     }
-    # Appended twice, each time the two people that were there first; integrity is off.
-    assert counts == {"node:Person": 6, "edge:Knows": 2}
+    assert counts == {"node:Person": 3, "edge:Knows": 1}
 
 
 def test_the_readme_upserts_and_deletes(spark: SparkSession, graph: str) -> None:

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
 
+from omnigraph_spark import options
+from omnigraph_spark.manifest.snapshot import Snapshot
+from omnigraph_spark.read.frame_schema import read_schema
+from omnigraph_spark.read.reader import OmnigraphReader
+from omnigraph_spark.storage import Storage
 from tests.support.graphs import Export
 
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
+
+
+def read_frame(storage: Storage, pinned: Snapshot, **asked: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a frame, planned and read as Spark does it."""
+    wanted = options.ReadOptions.of(options.parse({"path": storage.root, **asked}))
+    schema, stored = read_schema(storage, pinned, wanted)
+    reader = OmnigraphReader(storage, pinned, wanted, schema, stored)
+    for partition in reader.partitions():
+        for batch in reader.read(partition):
+            yield from batch.to_pylist()
 
 
 def exported(value: Any) -> Any:

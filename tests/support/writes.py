@@ -44,6 +44,9 @@ NEW: Mapping[str, NewTable] = {
 GRACE = "0.15"
 """Seconds that a silent writer is waited for in tests."""
 
+DEFAULT = "the default"
+"""Given as the value of an option: what the product does where nobody gives it."""
+
 Rows = Mapping[str, Sequence[str]]
 """Ids to write, by table key."""
 
@@ -54,6 +57,7 @@ def write_options(storage: Storage, mode: str = "append", **more: str) -> WriteO
     The rows of these tests are ids, and their edges end anywhere: `integrity` is off unless given.
     """
     raw = {"path": storage.root, "orphanGraceSeconds": GRACE, "integrity": "off", **more}
+    raw = {name: value for name, value in raw.items() if value != DEFAULT}
     return WriteOptions.of(options_module.parse(raw), mode == "overwrite")
 
 

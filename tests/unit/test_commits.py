@@ -473,3 +473,20 @@ def test_time_is_utc_whatever_the_time_zone_of_the_writer(
     for commit in (filled, own):
         seconds = (commit.created_at - offset).total_seconds()
         assert abs(seconds - before) < 300
+
+
+def test_a_row_that_notes_a_recovery_hides_no_commit(graph: Storage) -> None:
+    """The engine notes a dead write that it took back at the version that it found [run]."""
+    first, version = publish_version(graph, KEY, 1)
+    commits.record_publish(graph, "main", first, version)
+    note = Commit(new_ulid(), None, version, first, None, datetime(2030, 1, 1))
+    append_log.append(graph, COMMITS, commits._rows([note]))
+    second, version = publish_version(graph, KEY, 2)
+    commits.record_publish(graph, "main", second, version)
+    lineage = commits.read_commits(graph)
+    check_one_line(lineage)
+    assert [c.graph_commit_id for c in lineage[1:]] == [first, second]
+    for commit_id in (first, note.graph_commit_id):
+        found = commits.find_commit(graph, commit_id)
+        assert found is not None
+        assert found.manifest_version == version - 1

@@ -42,7 +42,7 @@ from tests.support.ruled import (
     save,
     staged,
 )
-from tests.support.writes import data_files, head, once, write_options
+from tests.support.writes import DEFAULT, data_files, head, once, write_options
 
 LEVELS = ("keys", "strict")
 
@@ -269,6 +269,19 @@ def test_an_overwrite_of_nodes_without_rows_strands_every_edge(graph: Storage) -
         save(graph, {}, mode="overwrite", tables=[PERSON], integrity="strict")
     save(graph, {}, mode="overwrite", tables=[PERSON, KNOWS, WORKS], integrity="strict")
     assert rows(graph, PERSON) == []
+
+
+def test_where_nobody_says_how_strict_the_rows_that_are_written_are_checked(
+    graph: Storage,
+) -> None:
+    with pytest.raises(IntegrityError, match=r"'unique id'.*'a'"):
+        save(graph, {PERSON: [{"id": "a"}]}, integrity=DEFAULT)
+    with pytest.raises(IntegrityError, match=r"'edge ends exist' \(column dst\).*'nobody'"):
+        save(graph, {KNOWS: [edge("a", "nobody")]}, integrity=DEFAULT)
+    assert rows(graph, KNOWS, "src", "dst") == [("a", "b")]
+    save(graph, {PERSON: [{"id": "n"}]}, mode="overwrite", integrity=DEFAULT)
+    assert rows(graph, PERSON) == ["n"]
+    assert rows(graph, KNOWS, "src", "dst") == [("a", "b")]
 
 
 def test_an_overwrite_of_edges_looks_at_the_new_ones_only(graph: Storage) -> None:

@@ -79,7 +79,7 @@ def _start(
         "writer": "driver",
         "mode": mode,
         "tables": dict.fromkeys(rows.THREE, 4),
-        "options": {"orphanGraceSeconds": str(case.grace)},
+        "options": {"orphanGraceSeconds": str(case.grace), "integrity": "off"},
         "master": master,
         "partitions": partitions,
     }
