@@ -97,7 +97,7 @@ def test_packing_what_was_read_keeps_the_versions_and_drops_the_fields_own_marks
     root = tmp_path / "g"
     write(packed, root)
     person = read(spark, root, table="node:Person")
-    more = person.select(F.lit("cy").alias("id"), F.lit("cy").alias("name"), F.lit(1).alias("age"))
+    more = person.limit(1).selectExpr("'cy' AS id", "'cy' AS name", "1 AS age")
     write(more, root, table="node:Person")
     company = read(spark, root, table="node:Company")
     again = pack({"node:Person": person, "node:Company": company})

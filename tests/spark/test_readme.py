@@ -60,18 +60,20 @@ def test_the_readme_makes_a_graph_whose_ids_are_the_names(spark: SparkSession, g
 def test_the_five_line_examples_append_to_a_graph_and_copy_it(
     spark: SparkSession, graph: str, local_store: Store
 ) -> None:
-    knows = OmniGraph.for_path(spark, graph).table("edge:Knows")
+    knows = spark.createDataFrame([("Alan", "Ada")], "src STRING, dst STRING")
     other = local_store.uri("other")
-    newcomers = spark.createDataFrame([("Alan", 41)], "name STRING, age INT")
+    newcomers, others = (
+        spark.createDataFrame([one], "name STRING, age INT") for one in (("Alan", 41), ("Kay", 1))
+    )
     names: dict[str, Any] = {"spark": spark, "uri": graph, "other_uri": other}
-    names |= {"knows": knows, "newcomers": newcomers}
+    names |= {"knows": knows, "newcomers": newcomers, "others": others}
     run_python("README.md", "Use it", names)
     copied = OmniGraph.for_path(spark, other)
     assert copied.graph().count() == 3  # the frame is of the version that it was read at
     counts = {
         row.table_key: row.row_count for row in OmniGraph.for_path(spark, graph).tables().collect()
     }
-    assert counts == {"node:Person": 3, "edge:Knows": 1}
+    assert counts == {"node:Person": 4, "edge:Knows": 2}
 
 
 def test_the_readme_upserts_and_deletes(spark: SparkSession, graph: str) -> None:
