@@ -234,10 +234,9 @@ def _merge(manifest: LanceDataset, rows: pa.Table) -> int:
 
 def has_publish(rows: pa.Table, publish_id: str) -> bool:
     """Tell whether a publish id is among the rows of versions and tombstones (PROTOCOL 3)."""
-    versions = rows.filter(pc.is_in(rows["object_type"], pa.array([VERSION, TOMBSTONE])))
-    return bool(
-        pc.any(pc.match_substring(versions["metadata"], f'"publish_id":"{publish_id}"')).as_py()
-    )
+    named = pc.match_substring(rows["metadata"], f'"publish_id":"{publish_id}"')
+    kinds = rows["object_type"].filter(pc.fill_null(named, False))
+    return bool(pc.any(pc.is_in(kinds, pa.array([VERSION, TOMBSTONE]))).as_py())
 
 
 def _version_of_publish(manifest: LanceDataset, publish_id: str) -> int:
@@ -304,6 +303,7 @@ def _check_visible(
 ) -> None:
     """Refuse a publish that would be acknowledged and invisible (PROTOCOL 5)."""
     added = to_arrow(new_rows)
+    rows = rows.filter(pc.is_in(rows["table_key"], added["table_key"].unique()))
     kept = rows.filter(pc.invert(pc.is_in(rows["object_id"], added["object_id"])))
     after = fold(pa.concat_tables([kept, added.cast(kept.schema)]), request.branch, version)
     for row in request.changes:

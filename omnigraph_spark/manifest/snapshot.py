@@ -112,9 +112,8 @@ def fold(rows: pa.Table, branch: str, graph_version: int) -> Snapshot:
         UnsupportedManifestVersion: a table key has several incarnations (newer engines).
     """
     rows = fit(rows)
-    kinds = rows["object_type"]
-    known = pc.is_in(kinds, pa.array([TABLE, VERSION, TOMBSTONE]))
-    rows = _once(rows.filter(known))
+    known = pc.is_in(rows["object_type"], pa.array([TABLE, VERSION, TOMBSTONE]))
+    rows = _once(rows if pc.all(known).as_py() else rows.filter(known))
     kinds = rows["object_type"]
     locations = _locations(rows.filter(pc.equal(kinds, TABLE)))
     versions = rows.filter(pc.equal(kinds, VERSION))
@@ -186,6 +185,15 @@ def _highest(rows: pa.Table) -> dict[str, int]:
     )
 
 
+def _newest(versions: pa.Table) -> pa.Table:
+    """Return the rows of each table's highest version: few of many, before they are sorted."""
+    highest = _highest(versions)
+    keys = pa.array(list(highest), pa.utf8())
+    wanted = pa.array(list(highest.values()), pa.uint64())
+    wanted = pc.take(wanted, pc.index_in(versions["table_key"], keys))
+    return versions.filter(pc.equal(versions["table_version"], wanted))
+
+
 def _live(versions: pa.Table, tombstones: Mapping[str, int], own: str | None) -> pa.Table:
     """Return one row per table: its highest version above the tombstones."""
     if tombstones:
@@ -198,6 +206,7 @@ def _live(versions: pa.Table, tombstones: Mapping[str, int], own: str | None) ->
         keyed = pc.index_in(versions["table_key"], gone["table_key"])
         below = pc.fill_null(pc.take(gone["gone"], keyed), 0)
         versions = versions.filter(pc.greater(versions["table_version"], below))
+    versions = _newest(versions)
     own_first = pc.fill_null(
         pc.equal(versions["table_branch"], pa.scalar(own, pa.utf8())), own is None
     )
