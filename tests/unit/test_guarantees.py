@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests.chaos.scenarios import SCENARIOS
+
 PROJECT = Path(__file__).resolve().parents[2]
 
 
@@ -27,3 +29,10 @@ def test_every_promise_cites_a_test() -> None:
     promised = text.partition("## What is not promised")[0]
     bullets = re.split(r"\n- ", promised)[1:]
     assert [bullet[:60] for bullet in bullets if "::" not in bullet] == []
+
+
+def test_every_scenario_that_the_guarantees_cite_is_there() -> None:
+    text = (PROJECT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    cited = set(re.findall(r"`chaos: ([\w-]+)`", text))
+    assert len(cited) > 10
+    assert sorted(cited - set(SCENARIOS)) == []
