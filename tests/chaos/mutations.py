@@ -6,8 +6,10 @@ then find a violation; one that finds none has proved nothing about that rule.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from omnigraph_spark.write import (
 )
 from tests.chaos.lab import Caught, Lab
 from tests.chaos.launcher import Setup
-from tests.chaos.scenarios import ambiguity, crash, migration, orphans, rules, tasks
+from tests.chaos.scenarios import ambiguity, concurrency, crash, migration, orphans, rules, tasks
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,36 @@ def _invisible() -> None:
     _put(publisher, _check_visible=lambda *_: None)
 
 
+def _auto_cleanup_stays() -> None:
+    for module in (table_head, table_commit, heal):
+        _put(module, strip=lambda head: head)
+    _put(table_head, _leave_cleanup_slot=lambda head, *_: head)
+
+
+def _commit_time_counts() -> None:
+    """The grace counts from the commit's time, and the healer's clock is an hour ahead."""
+
+    def is_old(head: Any) -> bool:
+        made = head.get_version()["timestamp"]
+        return bool(datetime.now(made.tzinfo) + timedelta(hours=1) - made > timedelta(seconds=10))
+
+    _put(table_head, _is_a_day_old=is_old)
+
+
+def _no_signs_of_life() -> None:
+    _put(crash_records, renewed_at=lambda *_: None)
+
+
+def _second_creator_fails() -> None:
+    """What the second creator of a table gets is taken for a failure of the store."""
+    real = table_head.outcome_of
+    second = re.compile(r"already exists|/0\.manifest was not found", re.IGNORECASE)
+    _put(
+        table_head,
+        outcome_of=lambda e: Outcome.FAILED if second.search(str(e)) else real(e),
+    )
+
+
 def _steps(*steps: str) -> Callable[[Lab], None]:
     return lambda lab: crash.kill_steps(lab, steps)
 
@@ -235,6 +267,10 @@ MUTATIONS: dict[str, Mutation] = {
     "unknown-taken-for-failed": Mutation("4", _unknown_is_failed, ambiguity.cells),
     "published-below-tombstone": Mutation("5", _invisible, rules.below_tombstone),
     "no-guard-of-a-lost-row": Mutation("8", _no_guards, rules.lost_row),
+    "auto-cleanup-stays": Mutation("15", _auto_cleanup_stays, rules.auto_cleanup),
+    "grace-by-commit-time": Mutation("16", _commit_time_counts, rules.patience),
+    "no-signs-of-life": Mutation("17", _no_signs_of_life, rules.patience),
+    "second-creator-fails": Mutation("20", _second_creator_fails, concurrency.new_table_race),
     "orphans-adopted": Mutation("12", _adopt, orphans.orphans),
     "files-deleted": Mutation("19", _delete_files, ambiguity.twice_and_abort),
     "abort-deletes": Mutation("19", _abort_deletes, ambiguity.twice_and_abort),

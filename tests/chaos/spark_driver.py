@@ -9,11 +9,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
 
 from tests.chaos import rows
 from tests.chaos.ledger import FAILED, Pen
@@ -32,7 +29,9 @@ def main(asked: dict[str, Any]) -> None:
     """Write what was asked for, once."""
     from tests.support import sparks
 
-    spark = sparks.new_session(asked["master"], asked["folder"])
+    quick = f"-Dderby.system.home={asked['folder']}/derby -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    conf = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": quick}
+    spark = sparks.new_session(asked["master"], asked["folder"], conf)
     pen = Pen(f"{asked['folder']}/ledger", asked["writer"])
     token = pen.next_token()
     frame = _frame(spark, token, asked)
@@ -59,20 +58,11 @@ def _frame(spark: SparkSession, token: str, asked: dict[str, Any]) -> DataFrame:
     frames = {}
     for key, count in asked["tables"].items():
         stored = rows.NODE_SCHEMA if key.startswith("node:") else rows.EDGE_SCHEMA
-        numbers = spark.sparkContext.parallelize(range(count), asked["partitions"])
-        made = numbers.map(_maker(stored, token))
-        frames[key] = spark.createDataFrame(made, SCHEMAS[key.partition(":")[0]])
-    return pack(frames)
-
-
-def _maker(stored: pa.Schema, token: str) -> Callable[[int], tuple[Any, ...]]:
-    """Return a function that makes a row out of its number."""
-
-    def make(number: int) -> tuple[Any, ...]:
-        row = rows.batch(stored, token, 1, number).to_pylist()[0]
-        return tuple(row[name] for name in stored.names)
-
-    return make
+        made = rows.batch(stored, token, count).to_pylist()
+        values = [tuple(row[name] for name in stored.names) for row in made]
+        frames[key] = spark.createDataFrame(values, SCHEMAS[key.partition(":")[0]])
+    # Made without Python workers, and in few tasks: what is looked at comes after.
+    return pack(frames).coalesce(asked["partitions"])
 
 
 def fail_first_attempts() -> None:

@@ -173,7 +173,7 @@ def speed(lab: Lab) -> None:
         ("crossing pairs", [dict.fromkeys(_PAIRS[i % 3], 10) for i in range(8)], 12.0),
     ):
         case = lab.case(f"alone-{name}".replace(" ", "-"), grace=_DEFAULT_GRACE_SECONDS).make()
-        alone = _one_after_another(case, tables[:2], times) * len(tables) / 2
+        alone = _one_after_another(case, tables, times)
         case.close(0)
         case = lab.case(f"speed-{name}".replace(" ", "-"), grace=_DEFAULT_GRACE_SECONDS).make()
         seconds, outcomes = _together(case, tables, times, _LATENCY)

@@ -1,6 +1,8 @@
-"""Small scenarios for single rules of PROTOCOL: what would be invisible, lost guards."""
+"""Small scenarios for single rules of PROTOCOL: what would be invisible, lost guards, settings, patience."""
 
 from __future__ import annotations
+
+import time
 
 from omnigraph_spark.errors import OmnigraphError
 from omnigraph_spark.ids import new_ulid
@@ -8,9 +10,10 @@ from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import OURS, TombstoneRow, VersionRow
 from omnigraph_spark.manifest.snapshot import load, open_main
 from omnigraph_spark.storage import Storage
-from tests.chaos import rows
+from tests.chaos import jobs, rows
 from tests.chaos.lab import Lab
 from tests.chaos.launcher import Setup
+from tests.chaos.ledger import ACKNOWLEDGED
 from tests.chaos.scenarios.tasks import _race
 
 
@@ -68,3 +71,74 @@ def publish_twice_without_row(setup: Setup, graph: str, first: int) -> int:
         for above in (first, 1 - first)
     ]
     return _race(storage, requests)
+
+
+def auto_cleanup(lab: Lab) -> None:
+    """No heal of a table with Lance's auto-cleanup deletes a version that is pinned (rule 15)."""
+    case = lab.case("cleanup-keys").make()
+    case.run(put_auto_cleanup, case.graph, writer="engine")
+    for number in range(4):
+        case.start(
+            jobs.write_once,
+            case.graph,
+            {rows.PERSON: 2},
+            "append",
+            case.options,
+            faults={"commit.table_1": "kill"},
+            writer=f"dead{number}",
+        ).end()
+        time.sleep(case.grace + 0.05)
+        outcome = case.write({rows.PERSON: 2}, writer=f"healer{number}")
+        lab.expect(outcome == ACKNOWLEDGED, "O10", f"the healer {outcome}")
+        case.check()
+    case.finish(trials=4)
+
+
+def put_auto_cleanup(setup: Setup, graph: str) -> None:
+    """Give a table the engine's settings, eager ones, and publish that version."""
+    storage = Storage.at(graph)
+    entry = load(storage).entry(rows.PERSON)
+    dataset = storage.dataset(entry.location)
+    dataset.update_config(
+        {"lance.auto_cleanup.interval": "2", "lance.auto_cleanup.older_than": "0s"}
+    )
+    now = storage.dataset(entry.location)
+    publish_id = new_ulid()
+    row = VersionRow(
+        rows.PERSON, now.version, None, entry.row_count, {OURS: {"publish_id": publish_id}}
+    )
+    done = publish(storage, Publish("main", publish_id, (row,), {rows.PERSON: entry.table_version}))
+    from omnigraph_spark.history import commits
+
+    commits.record_publish(storage, "main", publish_id, done.graph_version)
+
+
+def patience(lab: Lab) -> None:
+    """A slow writer that gives signs of life isn't healed over within six graces (rules 16, 17)."""
+    import lance
+
+    for number in range(lab.size(2, 20)):
+        case = lab.case(f"slow-{number}", grace=1.0).make()
+        live = case.start(
+            jobs.write_once,
+            case.graph,
+            {rows.PERSON: 3},
+            "append",
+            case.options,
+            writer="live",
+            faults={"commit.before_publish": "stall:2.5"},
+        )
+        pin = case.pin(rows.PERSON)
+        place = f"{case.graph}/{pin.location}"
+        deadline = time.monotonic() + 30
+        while lance.dataset(place).version == pin.version and time.monotonic() < deadline:
+            time.sleep(0.01)
+        outcome = case.write({rows.PERSON: 2}, writer="other")
+        lab.expect(live.end() == outcome == ACKNOWLEDGED, "17", f"the other writer: {outcome}")
+        dataset = lance.dataset(place)
+        kinds = [
+            type(dataset.read_transaction(v["version"]).operation).__name__
+            for v in dataset.versions()
+        ]
+        lab.expect("Restore" not in kinds, "17", f"a live writer was restored over: {kinds}")
+        case.finish()

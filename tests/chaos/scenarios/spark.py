@@ -33,7 +33,7 @@ def kill_drivers(lab: Lab) -> None:
 def _kill(lab: Lab, number: int, step: str, point: str) -> None:
     case = lab.case(f"driver-{number}-{step}").make()
     mode = "overwrite" if (number + int(step[1:])) % 4 == 0 else "append"
-    driver = _start(case, mode=mode, faults=f"{point}=stall:600")
+    driver = _start(case, mode=mode, faults=f"{point}=stall:600", master="local[1]", partitions=1)
     lab.report.armed[point] += 1
     reached = _wait(lambda: launcher.delivered(case.folder)[point] > 0, driver)
     _kill_all(driver)
