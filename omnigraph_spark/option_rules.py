@@ -14,7 +14,7 @@ _FEED = "readChangeFeed"
 _ENDS = ("startingVersion", "endingVersion", "startingTimestamp", "endingTimestamp")
 _OF_ROWS = ("columns", "filter", "metadataColumns")
 
-WRITTEN = "strict for what is written"
+WRITTEN = "written"
 """`integrity=strict` where the write doesn't ask for it: an overwrite may strand others' edges."""
 
 

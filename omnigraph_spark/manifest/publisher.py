@@ -308,6 +308,9 @@ def _check_visible(
     after = fold(pa.concat_tables([kept, added.cast(kept.schema)]), request.branch, version)
     for row in request.changes:
         if isinstance(row, VersionRow) and after.version(row.table_key) != row.table_version:
+            # Made and dropped by others since the round began: its creator's number is used up.
+            if request.expected.get(row.table_key) == 0:
+                raise ExpectedVersionMismatch(row.table_key, 0, after.floors[row.table_key])
             raise CorruptManifestError(
                 f"Version {row.table_version} of {row.table_key} would not become the visible one",
                 expected=f"a version above {after.floors.get(row.table_key, 0)}",

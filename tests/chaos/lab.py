@@ -187,6 +187,23 @@ class Case:
         graph = oracle.Graph(self.graph)
         return oracle.snapshot_of(graph.manifest_rows(graph.versions()[-1]))[key]
 
+    def wait_for_a_commit(self, key: str) -> None:
+        """Wait until a table's head is above its published version, at most 30 s."""
+        deadline = time.monotonic() + 30
+        while self._head(key).version == self.pin(key).version and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def operations(self, key: str) -> list[str]:
+        """Return the kinds of commits that a table has had, such as `Append` and `Restore`."""
+        head = self._head(key)
+        numbers = [one["version"] for one in head.versions()]
+        return [type(head.read_transaction(number).operation).__name__ for number in numbers]
+
+    def _head(self, key: str) -> Any:
+        import lance
+
+        return lance.dataset(f"{self.graph}/{self.pin(key).location}")
+
     def check(self, **kwargs: Any) -> oracle.Verdict:
         """Run the oracle and count what it finds."""
         verdict = oracle.check(self.graph, self.ledger(), self._untouched, **kwargs)

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnigraph_spark import OmniGraph, pack
-from omnigraph_spark.errors import OptionError, TableNotFoundError, UnsupportedError
+from omnigraph_spark.errors import IntegrityError, OptionError, TableNotFoundError, UnsupportedError
 from tests.support import graphs
 from tests.support.frames import (
     counts,
@@ -172,6 +172,17 @@ def test_insert_overwrite_replaces_the_table_alone(spark: SparkSession, bound: s
     spark.sql("INSERT OVERWRITE people VALUES ('z', 1, 'Zoe')")
     assert rows(spark.table("people")) == [("z", 1, "Zoe")]
     assert versions(bound)[EDGE] == before
+
+
+def test_inserts_are_checked_unless_their_table_says_otherwise(
+    spark: SparkSession, bound: str
+) -> None:
+    with refused(IntegrityError, "unique id.*'a'"):
+        spark.sql("INSERT INTO people VALUES ('a', 1, 'Again')")
+    assert counts(bound)[NODE] == 2
+    create(spark, "unchecked", bound, more=", integrity 'off'")
+    spark.sql("INSERT INTO unchecked VALUES ('a', 1, 'Again')")
+    assert counts(bound)[NODE] == 3
 
 
 def test_an_insert_goes_to_the_target_whatever_the_query_was_bound_to(

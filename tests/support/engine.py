@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.graphs import Export
+from tests.support.graphs import Export, parse_export
 
 Line = Mapping[str, Any]
 """A line of the engine's JSONL: a node (`type`, `data`) or an edge (`edge`, `from`, `to`, `data`)."""
@@ -51,15 +50,7 @@ class Engine:
 
     def export(self, root: Path, branch: str = "main") -> Export:
         """Return every row of a branch."""
-        tables: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for line in self.run("export", str(root), "--branch", branch).splitlines():
-            row = json.loads(line)
-            if "edge" in row:
-                values = {**row["data"], "src": row["from"], "dst": row["to"]}
-                tables[f"edge:{row['edge']}"].append(values)
-            else:
-                tables[f"node:{row['type']}"].append(dict(row["data"]))
-        return Export(dict(tables))
+        return parse_export(self.run("export", str(root), "--branch", branch))
 
     def load(
         self, root: Path, lines: Sequence[Line], mode: str = "merge", branch: str = "main"

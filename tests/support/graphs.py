@@ -65,8 +65,13 @@ def unpack(generation: str, graph: str, into: Path) -> Path:
 def export_of(generation: str, graph: str, branch: str = "main") -> Export:
     """Read the engine's own export of a branch."""
     path = fixture_file(generation, f"{graph}.{branch.replace('/', '_')}.jsonl")
+    return parse_export(path.read_text(encoding="utf-8"))
+
+
+def parse_export(text: str) -> Export:
+    """Return what the engine's JSON lines say."""
     tables: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in text.splitlines():
         row = json.loads(line)
         if "edge" in row:
             values = {**row["data"], "src": row["from"], "dst": row["to"]}

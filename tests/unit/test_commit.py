@@ -31,10 +31,12 @@ from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import ManifestRow, TombstoneRow, VersionRow
 from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.schema_changes.tables import drop_table
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write import table_head
 from omnigraph_spark.write.commit import Committed, abort, commit
 from omnigraph_spark.write.plan import NewTable
+from tests.format_checker import check_graph
 from tests.support import graphs, writes
 from tests.support.writes import ALL, COMPANY, KNOWS, PERSON, ids, records
 
@@ -967,6 +969,22 @@ def test_json_schema_files_that_are_lost_are_made_again_by_the_next_write(graph:
     writes.write(graph, {PERSON: ["b"]})
     assert graph.get("_schema.ir.json") is not None
     assert graph.get("__schema_state.json") is not None
+
+
+@pytest.mark.parametrize("point", ["commit.table_1", "commit.before_publish"])
+def test_a_table_that_others_made_and_dropped_meanwhile_is_made_in_another_round(
+    tmp_path: Path, point: str
+) -> None:
+    storage = writes.new_graph(Storage.at(str(tmp_path / "g")), [PERSON])
+
+    def rival() -> None:
+        writes.write(storage, {COMPANY: ["rival"]})
+        drop_table(storage, writes.write_options(storage), [COMPANY])
+
+    faults.arm(point, writes.once(rival))
+    writes.write(storage, {COMPANY: ["mine"]})
+    assert ids(storage, COMPANY) == ["mine"]
+    assert check_graph(storage.root) == []
 
 
 def test_a_table_dropped_after_the_plan_is_not_made_again_by_an_append(graph: Storage) -> None:

@@ -115,8 +115,6 @@ def put_auto_cleanup(setup: Setup, graph: str) -> None:
 
 def patience(lab: Lab) -> None:
     """A slow writer that gives signs of life isn't healed over within six graces (rules 16, 17)."""
-    import lance
-
     for number in range(lab.size(2, 20)):
         case = lab.case(f"slow-{number}", grace=1.0).make()
         live = case.start(
@@ -128,17 +126,9 @@ def patience(lab: Lab) -> None:
             writer="live",
             faults={"commit.before_publish": "stall:2.5"},
         )
-        pin = case.pin(rows.PERSON)
-        place = f"{case.graph}/{pin.location}"
-        deadline = time.monotonic() + 30
-        while lance.dataset(place).version == pin.version and time.monotonic() < deadline:
-            time.sleep(0.01)
+        case.wait_for_a_commit(rows.PERSON)
         outcome = case.write({rows.PERSON: 2}, writer="other")
         lab.expect(live.end() == outcome == ACKNOWLEDGED, "17", f"the other writer: {outcome}")
-        dataset = lance.dataset(place)
-        kinds = [
-            type(dataset.read_transaction(v["version"]).operation).__name__
-            for v in dataset.versions()
-        ]
+        kinds = case.operations(rows.PERSON)
         lab.expect("Restore" not in kinds, "17", f"a live writer was restored over: {kinds}")
         case.finish()

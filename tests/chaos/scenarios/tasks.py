@@ -212,8 +212,6 @@ class _LetPublish(rivals.Step):
 
 def second_look(lab: Lab) -> None:
     """A head is published in the moment before its healing: it must not be restored over."""
-    import lance
-
     for number in range(lab.size(2, 30)):
         case = lab.case(f"look-{number}", grace=0.1).make()
         go = str(case.folder / "go")
@@ -226,22 +224,14 @@ def second_look(lab: Lab) -> None:
             writer="live",
             faults={"publish.before_merge": _WaitFor(go)},
         )
-        deadline = time.monotonic() + 30
-        pin = case.pin(rows.PERSON)
-        place = f"{case.graph}/{pin.location}"
-        while lance.dataset(place).version == pin.version and time.monotonic() < deadline:
-            time.sleep(0.01)
+        case.wait_for_a_commit(rows.PERSON)
         outcome = case.write(
             {rows.PERSON: 2},
             faults={"heal.before_restore": _LetPublish(case.graph, go)},
             writer="healer",
         )
         lab.expect(live.end() == outcome == ACKNOWLEDGED, "14", f"the healer: {outcome}")
-        dataset = lance.dataset(place)
-        kinds = [
-            type(dataset.read_transaction(v["version"]).operation).__name__
-            for v in dataset.versions()
-        ]
+        kinds = case.operations(rows.PERSON)
         lab.expect("Restore" not in kinds, "14", f"a published version was restored over: {kinds}")
         case.finish()
 
