@@ -480,9 +480,9 @@ def test_a_row_that_notes_a_recovery_hides_no_commit(graph: Storage) -> None:
     first, version = publish_version(graph, KEY, 1)
     commits.record_publish(graph, "main", first, version)
     note = Commit(new_ulid(), None, version, first, None, datetime(2030, 1, 1))
-    append_log.append(graph, COMMITS, commits._rows([note]))
     second, version = publish_version(graph, KEY, 2)
-    commits.record_publish(graph, "main", second, version)
+    own = Commit(second, None, version, note.graph_commit_id, None, datetime(2030, 1, 2))
+    append_log.append(graph, COMMITS, commits._rows([note, own]))
     lineage = commits.read_commits(graph)
     check_one_line(lineage)
     assert [c.graph_commit_id for c in lineage[1:]] == [first, second]
