@@ -100,5 +100,6 @@ def _ancestors(storage: Storage, start: Commit, known: dict[str, Commit]) -> set
                 continue
             for one in commits.read_commits(storage, other.branch):
                 known.setdefault(one.graph_commit_id, one)
+            known.setdefault(name, other)  # a row that the lineage leaves out
         left += _parents(known[name])
     return found

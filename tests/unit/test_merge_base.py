@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from omnigraph_spark import faults
+from omnigraph_spark import faults, layout
 from omnigraph_spark.branches.merge_base import head_commit, merge_bases
 from omnigraph_spark.errors import UnsupportedError
-from omnigraph_spark.history import commits
+from omnigraph_spark.history import append_log, commits
 from omnigraph_spark.history.commits import Commit
+from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write.commit import commit
 from tests.support.branches import at, make, remove
@@ -86,6 +88,21 @@ def test_a_base_on_a_deleted_branch_is_no_base_and_no_older_one_is_taken(graph: 
     newer = head(graph)
     merge(graph, newer, "other")
     assert bases(graph, "other") == [newer.graph_commit_id]
+
+
+def test_a_recovery_note_that_was_merged_stands_for_its_commit(graph: Storage) -> None:
+    """The engine merges the newest row of a branch, which may note what it took back [run]."""
+    theirs = head(graph, "dev")
+    note = replace(
+        theirs,
+        graph_commit_id=new_ulid(),
+        parent_commit_id=theirs.graph_commit_id,
+        created_at=theirs.created_at + timedelta(seconds=1),
+    )
+    rows = commits._rows([note])
+    append_log.append(graph, commits.COMMITS, rows, layout.lance_branch("dev"))
+    merge(graph, note, "main")
+    assert bases(graph, "dev") == bases(graph, "main", "dev") == [theirs.graph_commit_id]
 
 
 def test_who_fills_the_gap_of_a_merge_names_what_it_merged(graph: Storage) -> None:
