@@ -5,16 +5,22 @@ datasets (catalog, lineage, runs, actors) and without Spark and table data, and 
 hundred cost beside the second hundred, and the bytes that each publish left on disk. A copy of the
 graph as it was after a hundred publishes does its second hundred once more, in turn with the last
 hundred of the other, so that a machine that got busier or idler in between doesn't show as a ratio.
-Each of these also opens a snapshot (of the grown graph, and of the young one) and times that.
+Each of these also opens a snapshot (of the grown graph, and of the young one) and times that. Times
+are by the clock, and of this process (`cpu`), which others' work on the machine changes less.
 
     python benchmarks/publishes.py --publishes 2000 --tables 50
     python benchmarks/publishes.py --publishes 10000 --tables 50 --minutes 40   # as far as it gets
+    python benchmarks/publishes.py --publishes 10000 --into /tmp/grown   # again: measures again
+
+With `--into` the graph stays, and the same command goes on where the last one ended: from 10,000 on
+each run publishes a hundred more, beside a fresh copy of the young graph.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import shutil
 import statistics
 import sys
@@ -109,86 +115,115 @@ def main() -> int:
     parser.add_argument("--publishes", type=int, default=2000)
     parser.add_argument("--tables", type=int, default=50)
     parser.add_argument("--minutes", type=float, help="begin the last hundred then")
-    parser.add_argument("--keep", action="store_true", help="leave the graph on disk")
+    parser.add_argument("--into", type=Path, help="keep the graph in this folder, and go on there")
     args = parser.parse_args()
     if args.publishes < 4 * WINDOW or args.publishes % WINDOW:
         parser.error(f"--publishes must be a multiple of {WINDOW}, at least {4 * WINDOW}")
-    folder = Path(tempfile.mkdtemp(prefix="publishes-"))
+    folder = args.into or Path(tempfile.mkdtemp(prefix="publishes-"))
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         seconds = float("inf") if args.minutes is None else 60 * args.minutes
-        _run(Storage.at(str(folder / "graph")), args.publishes, args.tables, seconds)
+        _run(folder, args.publishes, args.tables, seconds)
     finally:
-        if not args.keep:
+        if args.into is None:
             shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 
 def publish_next(storage: Storage, keys: list[str], number: int) -> list[float]:
-    """Publish the next version of the table whose turn it is; return seconds per step."""
+    """Publish the next version of the table whose turn it is; return seconds per step, and CPU."""
     publish_id = new_ulid()
     row = version_row(storage, keys[number % len(keys)], number // len(keys) + 2, publish_id)
-    return write_once(storage, [row], publish_id)
+    busy = time.process_time()
+    steps = write_once(storage, [row], publish_id)
+    return [*steps, time.process_time() - busy]
 
 
-def _run(storage: Storage, publishes: int, tables: int, seconds: float) -> None:
-    root = Path(storage.root)
-    keys = keys_of(tables)
+def _begin(storage: Storage, keys: list[str]) -> int:
+    """Make the graph with the first version of each table; return the publishes that it has."""
     init_graph(storage)
+    rows = snapshot.read_rows(snapshot.open_main(storage)).num_rows
+    if rows:
+        return rows - 2 * len(keys)  # a row per table, one per first version, one per publish
     publish_id = new_ulid()
     first: list[ManifestRow] = [TableRow(key, layout.table_location(key)) for key in keys]
     first += [version_row(storage, key, 1, publish_id) for key in keys]
     write_once(storage, first, publish_id)
-    times: list[list[float]] = []
+    return 0
+
+
+def _run(folder: Path, publishes: int, tables: int, seconds: float) -> None:
+    root, told = folder / "graph", folder / "bytes.json"
+    storage, young = Storage.at(str(root)), Storage.at(str(folder / "graph-beside"))
+    keys = keys_of(tables)
+    number = _begin(storage, keys)
+    bytes_at = json.loads(told.read_text()) if told.is_file() else [sizes(root)]
+    publishes = max(publishes, number + WINDOW)
+    second: list[list[float]] = []
     beside: list[list[float]] = []
-    opened: list[tuple[float, float]] = []
-    bytes_at = [sizes(root)]
-    young = Storage.at(f"{root}-young")
+    last: list[list[float]] = []
+    opened: list[tuple[list[float], list[float]]] = []
     end = time.monotonic() + seconds
-    number = 0
     while number < publishes:
         if number == WINDOW:
-            shutil.copytree(root, young.root)
+            shutil.copytree(root, folder / "graph-young")
         # Out of time: begin the last hundred, at a multiple of 100.
         if number >= 2 * WINDOW and number % WINDOW == 0 and time.monotonic() > end:
             publishes = min(publishes, number + WINDOW)
-        times.append(publish_next(storage, keys, number))
+        if number == publishes - WINDOW:
+            shutil.rmtree(young.root, ignore_errors=True)
+            shutil.copytree(folder / "graph-young", young.root)
+        took = publish_next(storage, keys, number)
+        if number // WINDOW == 1:
+            second.append(took)
         if number >= publishes - WINDOW:
+            last.append(took)
             beside.append(publish_next(young, keys, number - publishes + 2 * WINDOW))
             opened.append((open_snapshot(young), open_snapshot(storage)))
         number += 1
         if number % WINDOW == 0:
             bytes_at.append(sizes(root))
+            told.write_text(json.dumps(bytes_at))
     print(f"{publishes} publishes, {tables} tables")
-    _print_times(times, beside)
-    then, now = (1000 * statistics.median(side) for side in zip(*opened, strict=True))
-    print(f"{'open a snapshot':<16}{'':>12}{then:>12.2f}{now:>12.2f}{now / then:>8.2f}")
+    _print_times(second, beside, last)
+    for place, name in enumerate(("open a snapshot", "open, cpu")):
+        then, now = (
+            1000 * statistics.median(x[place] for x in s) for s in zip(*opened, strict=True)
+        )
+        print(f"{name:<16}{'':>12}{then:>12.2f}{now:>12.2f}{now / then:>8.2f}")
     _print_sizes(bytes_at)
     lineage = commits.read_commits(storage)
     print(f"\nlineage: {len(lineage)} commits for {publishes + 2} publishes (with init)")
 
 
-def open_snapshot(storage: Storage) -> float:
-    """Return the seconds that it takes to open the newest snapshot."""
-    began = time.perf_counter()
+def open_snapshot(storage: Storage) -> list[float]:
+    """Return the seconds that it takes to open the newest snapshot, and of the processor."""
+    began, busy = time.perf_counter(), time.process_time()
     snapshot.load(storage)
-    return time.perf_counter() - began
+    return [time.perf_counter() - began, time.process_time() - busy]
 
 
-def _print_times(times: list[list[float]], beside: list[list[float]]) -> None:
+def _print_times(
+    second: list[list[float]], beside: list[list[float]], last: list[list[float]]
+) -> None:
     """Print medians; `beside` is the second hundred again, each between two of the last hundred."""
-    windows = (times[WINDOW : 2 * WINDOW], beside, times[-WINDOW:])
     print(
         "\nmedians, ms; the ratio is that of the last two columns, which were measured side by side"
     )
     print(f"{'step':<16}{'second 100':>12}{'again, late':>12}{'last 100':>12}{'ratio':>8}")
-    columns = [*enumerate(STEPS), (-1, "all")]
-    for place, name in columns:
-        then, before, after = (
-            1000 * statistics.median(sum(t) if place < 0 else t[place] for t in window)
-            for window in windows
-        )
+    for place, name in enumerate((*STEPS, "all", "all, cpu")):
+        then, before, after = (_median(window, place) for window in (second, beside, last))
         ratio = f"{after / before:>8.2f}" if before > 0.01 else f"{'-':>8}"
         print(f"{name:<16}{then:>12.2f}{before:>12.2f}{after:>12.2f}{ratio}")
+
+
+def _median(window: list[list[float]], place: int) -> float:
+    """Return the median in ms of a step, of all steps, or of the processor's time."""
+    if not window:  # a run that went on with a grown graph has no second hundred
+        return float("nan")
+    if place == len(STEPS):
+        return 1000 * statistics.median(sum(took[:-1]) for took in window)
+    return 1000 * statistics.median(took[min(place, len(STEPS))] for took in window)
 
 
 def _print_sizes(bytes_at: list[dict[str, int]]) -> None:

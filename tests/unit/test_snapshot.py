@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from omnigraph_spark import layout
 from omnigraph_spark.errors import (
     BranchNotFoundError,
     CorruptManifestError,
@@ -233,3 +234,38 @@ def test_the_snapshot_of_the_engines_graphs_counts_what_the_engine_counts(
         counts = {key: entry.row_count for key, entry in tables.items() if entry.row_count}
         assert counts == graphs.export_of(generation, graph, branch).row_counts
     assert graphs.file_hashes(tmp_path) == before
+
+
+@pytest.mark.parametrize("branch", ["main", "dev"])
+def test_a_fold_of_any_rows_says_what_the_rules_say_of_each_table(branch: str) -> None:
+    chance = random.Random(7)
+    keys = ["node:A", "node:B", "edge:C"]
+    for _ in range(150):
+        rows: dict[str, ManifestRow] = {}
+        for _ in range(chance.randrange(40)):
+            key, number = chance.choice(keys), chance.randrange(1, 12)
+            if chance.random() < 0.15:
+                rows[f"{key}/{number}/gone"] = TombstoneRow(key, number)
+            else:
+                line = chance.choice([None, "dev"])
+                rows[f"{key}/{number}"] = VersionRow(key, number, line, chance.randrange(9))
+        gone = {
+            k: max((r.table_version for r in rows.values() if _of(r, TombstoneRow, k)), default=0)
+            for k in keys
+        }
+        visible = {}
+        for key in keys:
+            found = [r for r in rows.values() if _of(r, VersionRow, key)]
+            newest = max(found, key=lambda r: r.table_version, default=None)
+            if newest is not None and newest.table_version > gone[key]:
+                visible[key] = (newest.table_version, newest.table_branch, newest.row_count)
+        shuffled = [*(TableRow(k, layout.table_location(k)) for k in keys), *rows.values()]
+        chance.shuffle(shuffled)
+        tables = folded(*shuffled, branch=branch).tables
+        assert visible == {
+            k: (e.table_version, e.table_branch, e.row_count) for k, e in tables.items()
+        }
+
+
+def _of(row: ManifestRow, kind: type[ManifestRow], key: str) -> bool:
+    return isinstance(row, kind) and row.table_key == key
