@@ -5,8 +5,9 @@ datasets (catalog, lineage, runs, actors) and without Spark and table data, and 
 hundred cost beside the second hundred, and the bytes that each publish left on disk. A copy of the
 graph as it was after a hundred publishes does its second hundred once more, in turn with the last
 hundred of the other, so that a machine that got busier or idler in between doesn't show as a ratio.
-Each of these also opens a snapshot (of the grown graph, and of the young one) and times that. Times
-are by the clock, and of this process (`cpu`), which others' work on the machine changes less.
+Each of these also opens a snapshot (of the grown graph, and of the young one) and times that, as a
+process does that has read the graph before, and as one that hasn't (`anew`). Times are by the
+clock, and of this process (`cpu`), which others' work on the machine changes less.
 
     python benchmarks/publishes.py --publishes 2000 --tables 50
     python benchmarks/publishes.py --publishes 10000 --tables 50 --minutes 40   # as far as it gets
@@ -33,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from omnigraph_spark import layout
 from omnigraph_spark.history import commits, runs
 from omnigraph_spark.ids import new_ulid
-from omnigraph_spark.manifest import snapshot
+from omnigraph_spark.manifest import kept_rows, snapshot
 from omnigraph_spark.manifest.compaction import compact_own_datasets
 from omnigraph_spark.manifest.init import init_graph
 from omnigraph_spark.manifest.publisher import Publish, publish
@@ -179,14 +180,14 @@ def _run(folder: Path, publishes: int, tables: int, seconds: float) -> None:
         if number >= publishes - WINDOW:
             last.append(took)
             beside.append(publish_next(young, keys, number - publishes + 2 * WINDOW))
-            opened.append((open_snapshot(young), open_snapshot(storage)))
+            opened.append((open_snapshots(young), open_snapshots(storage)))
         number += 1
         if number % WINDOW == 0:
             bytes_at.append(sizes(root))
             told.write_text(json.dumps(bytes_at))
     print(f"{publishes} publishes, {tables} tables")
     _print_times(second, beside, last)
-    for place, name in enumerate(("open a snapshot", "open, cpu")):
+    for place, name in enumerate(("open a snapshot", "open, cpu", "open anew", "open anew, cpu")):
         then, now = (
             1000 * statistics.median(x[place] for x in s) for s in zip(*opened, strict=True)
         )
@@ -196,11 +197,16 @@ def _run(folder: Path, publishes: int, tables: int, seconds: float) -> None:
     print(f"\nlineage: {len(lineage)} commits for {publishes + 2} publishes (with init)")
 
 
-def open_snapshot(storage: Storage) -> list[float]:
-    """Return the seconds that it takes to open the newest snapshot, and of the processor."""
-    began, busy = time.perf_counter(), time.process_time()
-    snapshot.load(storage)
-    return [time.perf_counter() - began, time.process_time() - busy]
+def open_snapshots(storage: Storage) -> list[float]:
+    """Return the seconds that it takes to open the newest snapshot, and anew; each with CPU."""
+    ticks = []
+    for anew in (False, True):
+        if anew:
+            kept_rows._kept.clear()
+        began, busy = time.perf_counter(), time.process_time()
+        snapshot.load(storage)
+        ticks += [time.perf_counter() - began, time.process_time() - busy]
+    return ticks
 
 
 def _print_times(
