@@ -14,6 +14,10 @@ GRAPH_COMMITS = "_graph_commits.lance"
 GRAPH_COMMIT_ACTORS = "_graph_commit_actors.lance"
 GRAPH_RUNS = "_graph_runs.lance"
 GRAPH_RUN_ACTORS = "_graph_run_actors.lance"
+OWN_DATASETS = frozenset(
+    {MANIFEST, GRAPH_COMMITS, GRAPH_COMMIT_ACTORS, GRAPH_RUNS, GRAPH_RUN_ACTORS}
+)
+"""The datasets that the graph itself keeps, beside those of its tables."""
 RECOVERY = "__recovery"
 STAGING = "__staging"
 SCHEMA_PG = "_schema.pg"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -18,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 from omnigraph_spark import layout
 from omnigraph_spark.errors import OptionError
 from omnigraph_spark.lance_errors import DatasetNotFoundError, translated
+from omnigraph_spark.newest_version import newest_version
 from omnigraph_spark.python_workers import keep_loaded_modules
 
 if TYPE_CHECKING:
@@ -109,6 +111,14 @@ class Storage:
             StorageError: the store failed.
         """
         uri = self.dataset_uri(location, branch)
+        if version is None and self.is_local() and location in layout.OWN_DATASETS:
+            newest = newest_version(uri)
+            if newest is not None:
+                with suppress(DatasetNotFoundError):  # removed in between: there are newer ones
+                    return self._open(location, uri, newest)
+        return self._open(location, uri, version)
+
+    def _open(self, location: str, uri: str, version: int | None) -> LanceDataset:
         with translated(f"Opening {location} of {self.root}"):
             import lance
 

@@ -61,6 +61,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("manifest", "history", "engine_schema", "relocation"),
     ("auto_cleanup", "faults"),
     ("storage",),
+    ("newest_version",),
     ("engine_types", "ids", "lance_errors", "layout", "option_rules", "option_values", "options"),
     ("errors", "progress", "python_workers", "redaction"),
 )
