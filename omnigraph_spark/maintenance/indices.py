@@ -4,9 +4,10 @@ Runs on the driver. Nothing here commits: an index is built as a segment of file
 names yet, so that a table's head is ahead of its published version for milliseconds only, however
 long the build takes (PROTOCOL 26).
 
-Lance's indices hold the addresses of rows (fragment and offset), with stable row ids too [run,
-pylance 14]: a compaction that kept an index by its name would answer queries with other rows or
-none.
+Some of Lance's indices hold the addresses of rows (fragment and offset), with stable row ids too,
+and some hold row ids [run, pylance 14]: a compaction that kept one of the former by its name would
+answer queries with other rows or none, and an upsert that kept one of the latter with the values of
+before.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ KINDS: dict[str, str] = {
 
 _OWN_NAMES = {theirs: ours for ours, theirs in KINDS.items()}
 _EMPTY_TOO = frozenset({"BTREE", "INVERTED"})
+# An updated row keeps its row id, so that a merge of these would keep the value of before; the
+# others hold addresses, or are only asked for what to look at.
+_BY_ROW_ID = frozenset({"BITMAP", "LABEL_LIST", "INVERTED"})
 
 _log = logging.getLogger(__name__)
 
@@ -172,8 +176,9 @@ def build(
 def covering(dataset: LanceDataset, one: TableIndex) -> Index | None:
     """Return one segment that covers every fragment of an opened version; None if it is so already.
 
-    New fragments are indexed and merged with what is there; where covered ones are gone (a
-    compaction, an overwrite) the whole index is built again. Commits nothing.
+    New fragments are indexed and merged with what is there. The whole index is built again where
+    covered ones are gone (a compaction, an overwrite), or where rows of them are and Lance would
+    merge what the index says of those. Commits nothing.
 
     Raises:
         UnsupportedError, StorageError: as `build`.
@@ -183,12 +188,23 @@ def covering(dataset: LanceDataset, one: TableIndex) -> Index | None:
     missing = here - one.covered
     if not missing and len(one.segments) == 1:
         return None
-    if one.covered and one.covered <= here and missing:
+    if one.covered and one.covered <= here and missing and not _is_stale(dataset, one):
         added = build(dataset, one.name, kind, column, one.parameters, missing)
         merged = _merged(dataset, one, added)
         if merged is not None:
             return replace(merged, name=one.name)
     return build(dataset, one.name, kind, column, one.parameters, here)
+
+
+def _is_stale(dataset: LanceDataset, one: TableIndex) -> bool:
+    """Tell whether an index may hold former values of rows that are in other fragments by now."""
+    if _OWN_NAMES[one.type] not in _BY_ROW_ID:
+        return False
+    return any(
+        fragment.num_deletions
+        for fragment in dataset.get_fragments()
+        if int(fragment.fragment_id) in one.covered
+    )
 
 
 def _merged(dataset: LanceDataset, one: TableIndex, added: Index) -> Index | None:

@@ -73,8 +73,18 @@ def operation(
         updated_fragments=updated,
         new_fragments=new,
         fields_modified=[],
+        fields_for_preserving_frag_bitmap=_changed_fields(head),
         update_mode="rewrite_rows",
     )
+
+
+def _changed_fields(head: LanceDataset) -> list[int]:
+    """Return the fields whose indices don't cover updated rows: all of them.
+
+    For any other field Lance lets the indices of the old rows cover the new fragments, since row
+    ids stay: those that map values to row ids would go on answering with the values of before.
+    """
+    return [number for _, number, _, _ in field_map.of_dataset(head)]
 
 
 def refuse_doubles(plan: WritePlan, by_table: ByTable) -> None:
