@@ -1,4 +1,4 @@
-"""The engine's BTREE indices for tables that this connector makes, once a table is worth them.
+"""Which indices a write builds: the engine's, once a table is worth them, and those it dropped.
 
 The engine indexes `id` (`src`, `dst`) after its loads and leaves empty tables without (FORMAT,
 "Tables"). Here the write does it that brings a table over `WORTH_ROWS`: each index is a commit of
@@ -12,7 +12,7 @@ which builds aside and beside running writers. Runs on the driver.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omnigraph_spark import layout
 from omnigraph_spark.engine_schema.model import SYSTEM_COLUMNS
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 
 WORTH_ROWS = 20_000
 MOST_ROWS = 1_000_000
+
+_SCALAR_INDEX: dict[str, Any] = {
+    "BTree": "BTREE",
+    "Bitmap": "BITMAP",
+    "LabelList": "LABEL_LIST",
+    "Inverted": "INVERTED",
+    "NGram": "NGRAM",
+    "ZoneMap": "ZONEMAP",
+    "BloomFilter": "BLOOMFILTER",
+}
 
 _log = logging.getLogger(__name__)
 
@@ -47,4 +57,20 @@ def missing(
             now,
         )
         return []
+    return found
+
+
+def dropped_by_overwrite(head: LanceDataset) -> list[tuple[str, Any, str]]:
+    """Return (name, type, column) of the indices that an overwrite drops and can build again."""
+    found = []
+    with translated("Listing the indices of a table"):
+        present = head.describe_indices()
+    for index in present:
+        kind = _SCALAR_INDEX.get(str(index.index_type))
+        if kind is None or len(index.field_names) != 1:
+            _log.warning(
+                "index %s (%s) is not built again by an overwrite", index.name, index.index_type
+            )
+            continue
+        found.append((str(index.name), kind, str(index.field_names[0])))
     return found

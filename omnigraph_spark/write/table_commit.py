@@ -54,16 +54,6 @@ from omnigraph_spark.write.upsert import lance_fragments
 if TYPE_CHECKING:
     from lance import LanceDataset
 
-_SCALAR_INDEX: dict[str, Any] = {
-    "BTree": "BTREE",
-    "Bitmap": "BITMAP",
-    "LabelList": "LABEL_LIST",
-    "Inverted": "INVERTED",
-    "NGram": "NGRAM",
-    "ZoneMap": "ZONEMAP",
-    "BloomFilter": "BLOOMFILTER",
-}
-
 _log = logging.getLogger(__name__)
 
 
@@ -241,15 +231,37 @@ def _extend(
         wide = added_columns.add(round_, head, schema)
         if wide is not head and not fragments:
             return wide
-        before = int(wide.version)
-        operation = updates.operation(round_.storage, wide, staged, fragments)
-        made = commit(wide, before, operation, round_.publish_id)
-        return contiguous(made, before, round_.publish_id)
-    before, indexes = int(head.version), _indexes(head)
+        made = wide
+        for operation in updates.operations(round_.storage, wide, staged, fragments):
+            made = _step(made, operation, round_, int(wide.version), pinned)
+        return made
+    before, indexes = int(head.version), first_indexes.dropped_by_overwrite(head)
     replaced = LanceOperation.Overwrite(schema, fragments)
     made = commit(head, before, replaced, round_.publish_id, max_retries=0)
     made = contiguous(made, before, round_.publish_id)
     return _build_indexes(made, indexes, round_, entry)
+
+
+def _step(
+    head: LanceDataset, operation: Any, round_: Round, first: int, pinned: int
+) -> LanceDataset:
+    """Commit one operation; where it isn't the one on `first` and fails, the table goes back."""
+    before = int(head.version)
+    try:
+        made = commit(head, before, operation, round_.publish_id)
+        return contiguous(made, before, round_.publish_id)
+    except (StartOver, OmnigraphError):
+        if before > first:
+            _go_back(head, before, round_, pinned)
+        raise
+
+
+def _go_back(head: LanceDataset, reached: int, round_: Round, pinned: int) -> None:
+    """Undo versions of this write up to `reached`, if nobody has built on them."""
+    with contextlib.suppress(StartOver, OmnigraphError):
+        head.checkout_latest()
+        if head.version == reached:
+            restore(head, pinned, round_.publish_id)
 
 
 def _restore(
@@ -339,22 +351,6 @@ def _first_version(round_: Round, target: TableTarget, fragments: list[Any]) -> 
     return contiguous(made, 0, round_.publish_id)
 
 
-def _indexes(head: LanceDataset) -> list[tuple[str, Any, str]]:
-    """Return (name, type, column) of the indices that an overwrite drops and can build again."""
-    found = []
-    with translated("Listing the indices of a table"):
-        present = head.describe_indices()
-    for index in present:
-        kind = _SCALAR_INDEX.get(str(index.index_type))
-        if kind is None or len(index.field_names) != 1:
-            _log.warning(
-                "index %s (%s) is not built again by an overwrite", index.name, index.index_type
-            )
-            continue
-        found.append((str(index.name), kind, str(index.field_names[0])))
-    return found
-
-
 def _build_indexes(
     made: LanceDataset,
     indexes: Sequence[tuple[str, Any, str]],
@@ -370,10 +366,8 @@ def _build_indexes(
         try:
             _build_index(made, *index)
         except (StartOver, OmnigraphError):
-            with contextlib.suppress(StartOver, OmnigraphError):
-                made.checkout_latest()
-                if entry is not None and made.version == reached:
-                    restore(made, entry.table_version, round_.publish_id)
+            if entry is not None:
+                _go_back(made, reached, round_, entry.table_version)
             raise
     return made
 

@@ -26,6 +26,8 @@ from omnigraph_spark.write.stage import StagedTable
 if TYPE_CHECKING:
     from lance import LanceDataset
 
+MOST_UPDATED_ROWS = 262_144
+"""So many updated rows are committed at once: while it does, Lance holds 130 bytes of each."""
 _READ_ROWS = 8_192
 
 ByTable = Mapping[str, list[StagedTable]]
@@ -41,12 +43,14 @@ def replaced_rows(staged: Sequence[StagedTable], entry: TableEntry | None, kept:
     return entry.row_count - kept
 
 
-def operation(
+def operations(
     storage: Storage, head: LanceDataset, staged: Sequence[StagedTable], new: list[Any]
-) -> Any:
-    """Return the Lance operation that adds fragments and takes out the rows they replace.
+) -> list[Any]:
+    """Return the Lance operations that add fragments and take out the rows they replace.
 
-    `head` has the content of the version that was matched. Without replaced rows it is an append.
+    `head` has the content of the version that was matched. Without replaced rows it is one append.
+    Many updated rows are committed in steps, one version each, of which the last takes out the rows
+    that all of them replace: until then Lance finds there when a row was created.
 
     Raises:
         StorageError: a deletion file couldn't be written, or a task's file not be read.
@@ -55,7 +59,7 @@ def operation(
 
     grouped = matches.by_fragment(match for one in staged for match in one.matches if match.rows)
     if not grouped:
-        return LanceOperation.Append(new)
+        return [LanceOperation.Append(new)]
     updated, gone = [], []
     with translated("Taking replaced rows out of their fragments"):
         for number, found in sorted(grouped.items()):
@@ -67,15 +71,40 @@ def operation(
             else:
                 updated.append(left)
     if not new:
-        return LanceOperation.Delete(updated, gone, "rows that a write names by id")
+        return [LanceOperation.Delete(updated, gone, "rows that a write names by id")]
+    fields = _changed_fields(head)
+    *first, last = _steps(new)
+    return [
+        *(_update([], [], part, fields) for part in first),
+        _update(gone, updated, last, fields),
+    ]
+
+
+def _update(gone: list[int], updated: list[Any], new: list[Any], fields: list[int]) -> Any:
+    from lance import LanceOperation
+
     return LanceOperation.Update(
         removed_fragment_ids=gone,
         updated_fragments=updated,
         new_fragments=new,
         fields_modified=[],
-        fields_for_preserving_frag_bitmap=_changed_fields(head),
+        fields_for_preserving_frag_bitmap=fields,
         update_mode="rewrite_rows",
     )
+
+
+def _steps(new: Sequence[Any]) -> list[list[Any]]:
+    """Cut fragments into steps of at most so many updated rows; a larger one is a step itself."""
+    steps: list[list[Any]] = [[]]
+    rows = 0
+    for fragment in new:
+        kept = 0 if fragment.row_id_meta is None else int(fragment.physical_rows)
+        if rows and rows + kept > MOST_UPDATED_ROWS:
+            steps.append([])
+            rows = 0
+        steps[-1].append(fragment)
+        rows += kept
+    return steps
 
 
 def _changed_fields(head: LanceDataset) -> list[int]:
