@@ -136,7 +136,7 @@ def fold(rows: pa.Table, branch: str, graph_version: int) -> Snapshot:
 
 def _once(rows: pa.Table) -> pa.Table:
     """Drop equal doubles of an `object_id`, refuse contradictory ones."""
-    if pc.count_distinct(rows["object_id"]).as_py() == rows.num_rows:
+    if len(pc.unique(rows["object_id"])) == rows.num_rows:
         return rows
     compared = [name for name in MANIFEST_SCHEMA.names if name != "base_objects"]
     distinct = rows.select(compared).group_by(compared).aggregate([])

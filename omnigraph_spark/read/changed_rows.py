@@ -79,7 +79,7 @@ def _doubled(*tables: pa.Table) -> pa.Array:
     """Return the ids that any of the tables has more than once."""
     found: list[str] = []
     for table in tables:
-        if pc.count_distinct(table["id"]).as_py() < table.num_rows:
+        if len(pc.unique(table["id"])) < table.num_rows:
             counts = table["id"].value_counts()
             found += (
                 counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
