@@ -63,6 +63,22 @@ def test_c30_edges_are_upserted_by_id_and_refused_without(spark: SparkSession, u
         save(nothing, uri, table="edge:Knows", **MERGE)
 
 
+def test_c30_an_edge_is_appended_once_with_an_id_and_each_time_without(
+    spark: SparkSession, uri: str
+) -> None:
+    edge = spark.createDataFrame([("e1", "a", "b")], "id STRING, src STRING, dst STRING")
+    there = counts(uri)["edge:Knows"]
+    save(edge, uri, table="edge:Knows")
+    with refused(IntegrityError, "e1"):
+        save(edge, uri, table="edge:Knows")
+    assert counts(uri)["edge:Knows"] == there + 1
+    for _ in range(2):
+        save(edge.drop("id"), uri, table="edge:Knows")
+    ids = [row.id for row in load(spark, uri, table="edge:Knows").where("src = 'a'").collect()]
+    assert len(set(ids)) == len(ids) >= 3
+    assert counts(uri)["edge:Knows"] == there + 3
+
+
 def test_a_whole_graph_frame_is_upserted_in_one_commit(spark: SparkSession, uri: str) -> None:
     frame = load(spark, uri)
     added = spark.createDataFrame(
