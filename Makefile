@@ -20,7 +20,7 @@ in_venv = PYSPARK_PYTHON=$(CURDIR)/$(1)/bin/python $(1)/bin/python
 install = $(PYTHON) -m venv $(1) && $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-floors test-races test-all lint type format docs bench chaos clean
+.PHONY: help demo test test-floors test-rounds test-all lint type format docs bench chaos clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -37,17 +37,19 @@ test-floors: $(VENV_40)/.ready  ## all that touches PySpark, on 4.0 and the othe
 	$(call in_venv,$(VENV_40)) $(PYTEST) tests/contract tests/interop tests/s3 tests/spark tests/unit \
 	  $(LANCE_ALONE:%=--ignore=tests/unit/test_%.py) $(LONG_ON_40:%=--ignore=tests/spark/test_%.py) $(ARGS)
 
-# Who wins a race is chance: what `test` runs for a few rounds, for many.
-# `make test-races KEY_ROUNDS=200 RACES=200` is longer still.
-KEY_ROUNDS = 20
+# What chance decides, for many rounds; `test` runs it for a few. Longer still:
+# `make test-rounds SEQUENCES=5000 KEYS=200 RACES=200`.
+SEQUENCES = 300
+KEYS = 20
 RACES = 50
-test-races: $(VENV)/.ready  ## many rounds: sixteen writers of one new key, deletes beside new edges
-	OMNIGRAPH_SPARK_UPSERT_ROUNDS=$(KEY_ROUNDS) OMNIGRAPH_SPARK_RACES=$(RACES) $(call in_venv,$(VENV)) $(PYTEST) \
-	  --timeout=3600 tests/concurrency/test_upserts.py tests/concurrency/test_deletes_among_edges.py $(ARGS)
+test-rounds: $(VENV)/.ready  ## random sequences, races of upserts and of deletes: many rounds
+	OMNIGRAPH_SEQUENCES=$(SEQUENCES) OMNIGRAPH_SPARK_UPSERT_ROUNDS=$(KEYS) OMNIGRAPH_SPARK_RACES=$(RACES) \
+	  $(call in_venv,$(VENV)) $(PYTEST) --timeout=3600 tests/property/test_sequences.py \
+	  tests/concurrency/test_upserts.py tests/concurrency/test_deletes_among_edges.py -k 'not spark_makes' $(ARGS)
 
 test-all:  ## all three
 	$(MAKE) test
-	$(MAKE) test-races
+	$(MAKE) test-rounds
 	$(MAKE) test-floors
 
 lint: $(VENV)/.ready  ## ruff: rules and format
