@@ -20,24 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from omnigraph_spark.errors import OptionError, StorageError, UnsupportedError
 from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.index_types import BY_LANCES_NAME, KINDS
 from omnigraph_spark.lance_errors import translated
 
 if TYPE_CHECKING:
     from lance import LanceDataset
     from lance.dataset import Index
 
-KINDS: dict[str, str] = {
-    "BTREE": "BTree",
-    "BITMAP": "Bitmap",
-    "LABEL_LIST": "LabelList",
-    "INVERTED": "Inverted",
-    "NGRAM": "NGram",
-    "ZONEMAP": "ZoneMap",
-    "BLOOMFILTER": "BloomFilter",
-}
-"""The types that can be built here, and what Lance calls them once they are there."""
-
-_OWN_NAMES = {theirs: ours for ours, theirs in KINDS.items()}
 _EMPTY_TOO = frozenset({"BTREE", "INVERTED"})
 # An updated row keeps its row id, so that a merge of these would keep the value of before; the
 # others hold addresses, or are only asked for what to look at.
@@ -66,7 +55,7 @@ class TableIndex:
     @property
     def buildable(self) -> bool:
         """Tell whether it can be built again: a type of `KINDS` on one column."""
-        return self.type in _OWN_NAMES and len(self.columns) == 1
+        return self.type in BY_LANCES_NAME and len(self.columns) == 1
 
 
 def present(dataset: LanceDataset) -> list[TableIndex]:
@@ -184,7 +173,7 @@ def covering(dataset: LanceDataset, one: TableIndex) -> Index | None:
         UnsupportedError, StorageError: as `build`.
     """
     here = fragment_ids(dataset)
-    column, kind = one.columns[0], _OWN_NAMES[one.type]
+    column, kind = one.columns[0], BY_LANCES_NAME[one.type]
     missing = here - one.covered
     if not missing and len(one.segments) == 1:
         return None
@@ -198,7 +187,7 @@ def covering(dataset: LanceDataset, one: TableIndex) -> Index | None:
 
 def _is_stale(dataset: LanceDataset, one: TableIndex) -> bool:
     """Tell whether an index may hold former values of rows that are in other fragments by now."""
-    if _OWN_NAMES[one.type] not in _BY_ROW_ID:
+    if BY_LANCES_NAME[one.type] not in _BY_ROW_ID:
         return False
     return any(
         fragment.num_deletions

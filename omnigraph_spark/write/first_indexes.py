@@ -12,10 +12,11 @@ which builds aside and beside running writers. Runs on the driver.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from omnigraph_spark import layout
 from omnigraph_spark.engine_schema.model import SYSTEM_COLUMNS
+from omnigraph_spark.index_types import BY_LANCES_NAME
 from omnigraph_spark.lance_errors import translated
 
 if TYPE_CHECKING:
@@ -23,16 +24,6 @@ if TYPE_CHECKING:
 
 WORTH_ROWS = 20_000
 MOST_ROWS = 1_000_000
-
-_SCALAR_INDEX: dict[str, Any] = {
-    "BTree": "BTREE",
-    "Bitmap": "BITMAP",
-    "LabelList": "LABEL_LIST",
-    "Inverted": "INVERTED",
-    "NGram": "NGRAM",
-    "ZoneMap": "ZONEMAP",
-    "BloomFilter": "BLOOMFILTER",
-}
 
 _log = logging.getLogger(__name__)
 
@@ -60,13 +51,13 @@ def missing(
     return found
 
 
-def dropped_by_overwrite(head: LanceDataset) -> list[tuple[str, Any, str]]:
+def dropped_by_overwrite(head: LanceDataset) -> list[tuple[str, str, str]]:
     """Return (name, type, column) of the indices that an overwrite drops and can build again."""
     found = []
     with translated("Listing the indices of a table"):
         present = head.describe_indices()
     for index in present:
-        kind = _SCALAR_INDEX.get(str(index.index_type))
+        kind = BY_LANCES_NAME.get(str(index.index_type))
         if kind is None or len(index.field_names) != 1:
             _log.warning(
                 "index %s (%s) is not built again by an overwrite", index.name, index.index_type

@@ -99,7 +99,7 @@ def _steps(new: Sequence[Any]) -> list[list[Any]]:
     rows = 0
     for fragment in new:
         kept = 0 if fragment.row_id_meta is None else int(fragment.physical_rows)
-        if rows and rows + kept > MOST_UPDATED_ROWS:
+        if kept and rows and rows + kept > MOST_UPDATED_ROWS:
             steps.append([])
             rows = 0
         steps[-1].append(fragment)

@@ -62,7 +62,16 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("auto_cleanup", "faults"),
     ("storage",),
     ("newest_version",),
-    ("engine_types", "ids", "lance_errors", "layout", "option_rules", "option_values", "options"),
+    (
+        "engine_types",
+        "ids",
+        "index_types",
+        "lance_errors",
+        "layout",
+        "option_rules",
+        "option_values",
+        "options",
+    ),
     ("errors", "progress", "python_workers", "redaction"),
 )
 

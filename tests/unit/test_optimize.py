@@ -18,7 +18,7 @@ from omnigraph_spark.errors import (
     StorageError,
     UnsupportedError,
 )
-from omnigraph_spark.maintenance import indices
+from omnigraph_spark.index_types import KINDS
 from omnigraph_spark.maintenance.check import check
 from omnigraph_spark.maintenance.optimize import (
     create_index,
@@ -164,7 +164,7 @@ def test_an_index_answers_right_after_a_compaction_and_covers_new_rows(graph: St
     assert found_by_index(graph, PERSON, "nobody") == []
 
 
-@pytest.mark.parametrize("kind", sorted(indices.KINDS))
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_kind_of_index_answers_as_a_scan_before_and_after_optimize(
     graph: Storage, kind: str
 ) -> None:
