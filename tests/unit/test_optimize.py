@@ -19,6 +19,7 @@ from omnigraph_spark.errors import (
     UnsupportedError,
 )
 from omnigraph_spark.index_types import KINDS
+from omnigraph_spark.maintenance import indices
 from omnigraph_spark.maintenance.check import check
 from omnigraph_spark.maintenance.optimize import (
     create_index,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from omnigraph_spark import faults
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write import table_commit, table_head, updates
@@ -25,13 +27,14 @@ VERSIONS = ["_row_created_at_version", "_row_last_updated_at_version"]
 
 
 @pytest.fixture
-def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     """A graph with k0 to k19 in fragments of five, whose upserts take steps of two rows."""
     found = Storage.at(str(tmp_path / "g"))
     planned = plan(found, [T], new=NEW, maxRowsPerFile="5")
     commit(planned, stage(planned, [(T, rows({f"k{n}": n for n in range(20)}))]))
     monkeypatch.setattr(updates, "MOST_UPDATED_ROWS", 2)
-    return found
+    yield found
+    faults.disarm()
 
 
 def rows(values: dict[str, int]) -> pa.RecordBatch:
@@ -60,7 +63,7 @@ def head(storage: Storage) -> Any:
 TASKS = (
     {"k1": 101, "k6": 106, "k11": 111, "n1": 1},
     {"k2": 102, "k7": 107, "k12": 112, "n2": 2},
-    {"k3": 103, "k8": 108, "k13": 113},
+    {"k3": 103, "k8": 108, "k13": 113, "n3": 3},
 )
 WRITTEN = {key: value for task in TASKS for key, value in task.items()}
 
@@ -82,7 +85,7 @@ def test_many_updated_rows_take_versions_of_their_own_and_one_publish(storage: S
         assert [new[key][name] for name in kept] == [row[name] for name in kept]
         moved = new[key]["_row_last_updated_at_version"] > pinned
         assert moved == (key in WRITTEN)
-    assert {new[key]["_row_created_at_version"] > pinned for key in ("n1", "n2")} == {True}
+    assert {new[key]["_row_created_at_version"] > pinned for key in ("n1", "n2", "n3")} == {True}
     assert len({row["_rowid"] for row in new.values()}) == len(new)
     assert check_graph(str(storage.root)) == []
 
@@ -93,19 +96,22 @@ def test_a_step_that_is_lost_takes_the_table_back_and_the_next_round_writes_all(
     planned = plan(storage, [T], writeMode="merge")
     pinned = load(storage).entry(T).table_version
     sent = table_head.commit
-    seen: list[bool] = []
+    sending: list[bool] = []
+    rounds: list[bool] = []
 
     def second_is_lost(*args: Any, **options: Any) -> Any:
-        seen.append(is_clean(head(storage), pinned))
-        if len(seen) == 2:
+        sending.append(is_clean(head(storage), pinned))
+        if len(sending) == 2:
             raise StartOver("as if somebody was first")
         return sent(*args, **options)
 
     monkeypatch.setattr(table_commit, "commit", second_is_lost)
+    faults.arm("table.before_commit", lambda: rounds.append(is_clean(head(storage), pinned)))
     commit(planned, staged(planned, *TASKS))
-    assert seen == [True, False, True, False, False]
+    assert sending == [True, False, True, False, False]
+    assert rounds == [True, True]
     assert {key: table(storage)[key]["a"] for key in WRITTEN} == WRITTEN
-    assert len(table(storage)) == 22
+    assert len(table(storage)) == 23
 
 
 def test_a_write_that_dies_between_two_steps_leaves_nothing(
