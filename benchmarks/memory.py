@@ -55,15 +55,22 @@ def append(bench: Bench, integrity: str) -> Figures:
     return {"rows": bench.rows, "integrity": integrity, **found}
 
 
-def big_rows(bench: Bench) -> Figures:
+def big_rows(bench: Bench, kind: str) -> Figures:
     """Write and read 64 rows of 8 MB text (CASES C42 a).
 
-    A worker may have 512 MiB. That is what it has in memory: `spark.executor.pyspark.memory` limits
+    Once text that nothing makes smaller, once text that is next to nothing in the file. A worker
+    may have 512 MiB. That is what it has in memory: `spark.executor.pyspark.memory` limits
     addresses, and with so few pylance's own library can't be loaded.
     """
     uri = bench.path("big")
-    text = F.repeat(F.sha2(F.col("number").cast("string"), 512), ROW_BYTES // 128)
-    rows = bench.numbers(64, 1).select(F.col("number").cast("string").alias("id"), text.alias("t"))
+    number = F.col("number").cast("string")
+    pieces = F.transform(
+        F.sequence(F.lit(1), F.lit(ROW_BYTES // 128)),
+        lambda piece: F.sha2(F.concat_ws(" ", number, piece.cast("string")), 512),
+    )
+    repeated = F.repeat(F.sha2(number, 512), ROW_BYTES // 128)
+    text = repeated if kind == "repeated" else F.concat_ws("", pieces)
+    rows = bench.numbers(64, 1).select(number.alias("id"), text.alias("t"))
     wrote = measured(lambda: bench.write(rows, "node:Page", uri))
     read = measured(lambda: noop(bench.read(uri, "node:Page")))
     lengths = bench.read(uri, "node:Page").select(F.length("t").alias("n"))
@@ -119,7 +126,8 @@ CASES: dict[str, Callable[[Bench], Figures]] = {
         for rows in PARTITION_ROWS
         for integrity in ("off", "strict")
     },
-    "big_rows": big_rows,
+    "big_rows-any": lambda bench: big_rows(bench, "any"),
+    "big_rows-repeated": lambda bench: big_rows(bench, "repeated"),
     "small_tasks": small_tasks,
     "fragments": fragments,
     "skew": skew,

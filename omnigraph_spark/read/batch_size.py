@@ -6,6 +6,7 @@ of 8 MB took 1.7 GB with that limit alone, and 0.8 GB with rows limited as well.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 8 << 20
 """Bytes of a batch, about, where `batchSize` isn't given."""
+AHEAD_BYTES = 32 << 20
+"""So many bytes a scan reads before they are asked for; Lance's own limit is 2 GiB per scan."""
 _MOST_ROWS = 32_768
+_MUCH_BYTES = 64.0
+"""Stored bytes of a row from which on rows are looked at: fewer are hardly more than ids."""
+_SAMPLED_ROWS = 5
 _BLOB_ROWS = 16
 """Blobs are no part of the data files, so that nothing tells their size before they are read."""
 _IDS = ("id", "src", "dst")
@@ -31,20 +37,34 @@ def batch_rows(fragments: Sequence[LanceFragment], stored: pa.Schema, names: Seq
     """Return the rows of a batch of about `BATCH_BYTES`; on an executor, once per scan.
 
     Columns of fixed width count as what they are, the others together as what they can take of the
-    files (in bytes as stored, compressed).
+    files (in bytes as stored, compressed). Where that is much, a few rows tell what they are
+    in memory: text that repeats itself takes a thousandth in the file.
     """
     chosen = [field for field in stored if field.name in set(names)]
     if any(is_blob(field) for field in chosen):
         return _BLOB_ROWS
     wide = sum(_fixed_bytes(field.type) or 0.0 for field in chosen)
-    if any(_fixed_bytes(field.type) is None for field in chosen):
+    varying = [field.name for field in chosen if _fixed_bytes(field.type) is None]
+    if varying:
         metadata = [fragment.metadata for fragment in fragments]
         size = sum(file.file_size_bytes or 0 for one in metadata for file in one.files)
         rows = max(sum(one.physical_rows for one in metadata), 1)
         others = sum(_fixed_bytes(field.type) or 0.0 for field in stored)
         # Compressed, so a column that is left out can hide what a chosen one takes: half at least.
-        wide += max(size / rows - others, size / rows / 2)
+        most = max(size / rows - others, size / rows / 2)
+        wide += most if most < _MUCH_BYTES else max(most, _sampled_bytes(fragments, varying))
     return int(min(max(BATCH_BYTES / max(wide, 1.0), 1), _MOST_ROWS))
+
+
+def _sampled_bytes(fragments: Sequence[LanceFragment], names: Sequence[str]) -> float:
+    """Return the median bytes of a few rows, which one large row among small ones doesn't move."""
+    largest = max(fragments, key=lambda one: one.physical_rows)
+    rows = largest.count_rows()
+    places = sorted({rows * part // _SAMPLED_ROWS for part in range(_SAMPLED_ROWS)})
+    if not rows:
+        return 0.0
+    found = largest.take(places, columns=[*names])
+    return float(statistics.median(found.slice(row, 1).nbytes for row in range(found.num_rows)))
 
 
 def column_share(stored: pa.Schema, names: Sequence[str]) -> float:

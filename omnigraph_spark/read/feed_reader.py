@@ -28,6 +28,7 @@ from omnigraph_spark.errors import SchemaMismatchError, StorageError
 from omnigraph_spark.frame_batches import TABLE, assemble
 from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.read import changed_rows
+from omnigraph_spark.read.batch_size import AHEAD_BYTES, BATCH_BYTES, batch_rows
 from omnigraph_spark.read.changed_rows import DELETE, INSERT
 from omnigraph_spark.read.feed_plan import Partition, Piece, Planner
 from omnigraph_spark.read.frame_schema import table_struct
@@ -44,7 +45,6 @@ LEADING = StructType(
         StructField("_commit_id", StringType(), False),
     ]
 )
-_BATCH_BYTES = 8 << 20
 
 
 def feed_tables(storage: Storage, feed: Feed, max_bytes: int) -> dict[str, StructType]:
@@ -168,11 +168,14 @@ class FeedReader(DataSourceReader):
             dataset = opened(self._storage, scan)
             stored = dataset.schema
             there = [name for name in owned.values() if name in stored.names]
+            fragments = fragments_of(dataset, scan)
             scanner = dataset.scanner(
                 columns=there,
                 filter=where,
-                fragments=fragments_of(dataset, scan),
-                batch_size_bytes=_BATCH_BYTES,
+                fragments=fragments,
+                batch_size=batch_rows(fragments, stored, there),
+                batch_size_bytes=BATCH_BYTES,
+                io_buffer_size=AHEAD_BYTES,
                 **scan_options(stored),
             )
             for batch in scanner.to_batches():
@@ -196,7 +199,7 @@ def _range(piece: Piece) -> str | None:
 
 def _batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
     """Cut rows into batches of a size that Spark's workers like."""
-    most = max(1, _BATCH_BYTES * rows.num_rows // max(1, rows.nbytes))
+    most = max(1, BATCH_BYTES * rows.num_rows // max(1, rows.nbytes))
     yield from rows.to_batches(max_chunksize=most)
 
 

@@ -21,7 +21,13 @@ from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.options import ReadOptions
 from omnigraph_spark.read import filters, plan, user_filter
-from omnigraph_spark.read.batch_size import BATCH_BYTES, LEAST_SHARE, batch_rows, column_share
+from omnigraph_spark.read.batch_size import (
+    AHEAD_BYTES,
+    BATCH_BYTES,
+    LEAST_SHARE,
+    batch_rows,
+    column_share,
+)
 from omnigraph_spark.read.frame_schema import FrameColumns
 from omnigraph_spark.read.open_datasets import fragments_of, opened
 from omnigraph_spark.storage import Storage
@@ -166,6 +172,7 @@ class OmnigraphReader(DataSourceReader):
             limit=limit,
             batch_size=rows or batch_rows(fragments, dataset.schema, names),
             batch_size_bytes=BATCH_BYTES if rows is None else None,
+            io_buffer_size=AHEAD_BYTES,
             **scan_options(dataset.schema),
         )
 

@@ -34,7 +34,7 @@ from omnigraph_spark.manifest.rows import OURS, ManifestRow, TableRow, Tombstone
 from omnigraph_spark.manifest.snapshot import Snapshot, fold, load, read_rows
 from omnigraph_spark.manifest.txn import check_txn
 from omnigraph_spark.manifest.writable import open_for_writing
-from omnigraph_spark.write import heal, property_files, staged_files, updates
+from omnigraph_spark.write import heal, property_files, small_files, staged_files, updates
 from omnigraph_spark.write.commit_check import CommitCheck
 from omnigraph_spark.write.guards import keeps_ids, untouched_guards
 from omnigraph_spark.write.plan import CREATE, OVERWRITE, RESTORE, TableTarget, WritePlan
@@ -90,9 +90,8 @@ def commit(plan: WritePlan, staged: Iterable[StagedTable]) -> Committed:
     if layout.lance_branch(plan.branch) is None:
         init.init_graph(plan.storage)
     if not touched and not plan.dropped:
-        return Committed(
-            plan.publish_id, load(plan.storage, plan.branch).graph_version, skipped=True
-        )
+        version = load(plan.storage, plan.branch).graph_version
+        return Committed(plan.publish_id, version, skipped=True)
     write = _Write(plan, by_table, touched)
     with Heartbeat(plan.storage, plan.publish_id, plan.settings.orphan_grace_seconds) as heartbeat:
         return write.run(heartbeat)
@@ -231,9 +230,10 @@ class _Write:
 
     def _is_matched(self, snapshot: Snapshot) -> bool:
         """Match what is replaced or deleted to what is published now; False: nothing is to do."""
-        self._asked = updates.matched(*self._asked, snapshot) or self._asked
+        asked = updates.matched(*self._asked, snapshot) or self._asked
+        self._asked = asked[0], small_files.gathered(*asked)
         plan, by_table = updates.for_round(*self._asked, snapshot)
-        if plan is not self._plan:
+        if plan is not self._plan or by_table is not self._by_table:
             self._plan, self._by_table = plan, by_table
             self._check = CommitCheck(self._plan, self._by_table)
             self._touched = _touched(self._plan, self._by_table)

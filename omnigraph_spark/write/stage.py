@@ -20,7 +20,7 @@ import pyarrow as pa
 from omnigraph_spark import faults
 from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.lance_errors import translated
-from omnigraph_spark.write import column_numbers, field_map, packed, upsert
+from omnigraph_spark.write import column_numbers, field_map, packed, page_rows, upsert
 from omnigraph_spark.write.field_map import FieldMap
 from omnigraph_spark.write.matches import Match
 from omnigraph_spark.write.plan import CREATE, DELETE, MERGE, TableTarget, WritePlan
@@ -168,6 +168,7 @@ def _write(
     """Write batches as fragments; no rows make no file."""
     from lance.fragment import write_fragments
 
+    batches = page_rows.bounded(batches)
     first = next((b for b in batches if b.num_rows), None)
     if first is None:
         return [], 0, 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from omnigraph_spark.engine_types import is_blob
 from omnigraph_spark.errors import PublishOutcomeUnknown
 from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import Snapshot
@@ -58,14 +59,16 @@ def delete(plan: WritePlan, staged: Iterable[StagedTable]) -> None:
     """
     staged = list(staged)
     delete_beside(plan, staged)
+    paths: list[str] = []
     for one in staged:
         target = plan.targets[one.table_key]
         line = f"/tree/{target.table_branch}" if target.table_branch else ""
-        folder = f"{target.location}{line}/data"
-        for path in _paths([one]):
-            plan.storage.delete(f"{folder}/{path}")
-            for info in plan.storage.list(f"{folder}/{path.rsplit('.', 1)[0]}"):
-                plan.storage.delete(info.path)
+        files = [f"{target.location}{line}/data/{path}" for path in _paths([one])]
+        paths += files
+        if any(is_blob(field) for field in target.schema):
+            folders = [path.rsplit(".", 1)[0] for path in files]
+            paths += [info.path for folder in folders for info in plan.storage.list(folder)]
+    plan.storage.delete_many(paths)
 
 
 def delete_beside(plan: WritePlan, staged: Iterable[StagedTable]) -> None:

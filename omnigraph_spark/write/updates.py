@@ -8,18 +8,17 @@ again, against the newly pinned version, and staged anew.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from omnigraph_spark.arrow_write import to_table_batch
 from omnigraph_spark.errors import ExpectedVersionMismatch, IntegrityError
 from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
 from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import deletes, field_map, matches, stage, staged_files
+from omnigraph_spark.write import deletes, field_map, matches, stage, staged_files, staged_rows
 from omnigraph_spark.write.plan import DELETE, MERGE, TableTarget, WritePlan
 from omnigraph_spark.write.stage import StagedTable
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 MOST_UPDATED_ROWS = 262_144
 """So many updated rows are committed at once: while it does, Lance holds 130 bytes of each."""
-_READ_ROWS = 8_192
 
 ByTable = Mapping[str, list[StagedTable]]
 """What was staged, by table key."""
@@ -210,18 +208,5 @@ def rematched(
     for one in staged:
         if one.fragments:
             field_map.check(key, one.fields, now)
-            again.append(stage.restage(plan, target, _rows(plan, target, one)))
+            again.append(stage.restage(plan, target, staged_rows.read(plan, target, one)))
     return target, [one for one in again if one.fragments or one.matches]
-
-
-def _rows(plan: WritePlan, target: TableTarget, staged: StagedTable) -> Iterator[pa.RecordBatch]:
-    """Read the rows of a task's files again, in the columns that its frame brought."""
-    names = list(staged.columns or target.schema.names)
-    schema = pa.schema([target.schema.field(name) for name in names])
-    line = f"/tree/{target.table_branch}" if target.table_branch else ""
-    for fragment in staged.fragments:
-        path = f"{target.location}{line}/data/{fragment['files'][0]['path']}"
-        reader = plan.storage.data_file(path, names)
-        with translated(f"Reading {path}"):
-            for batch in reader.read_all(batch_size=_READ_ROWS).to_batches():
-                yield to_table_batch(batch, schema, target.table_key)

@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from omnigraph_spark.errors import GraphNotFoundError, OptionError
-from tests.support.frames import load, people, placed, refused, rows, save
+from omnigraph_spark.manifest import snapshot
+from tests.support.frames import load, people, placed, refused, rows, save, storage_of
 from tests.support.s3 import REGION, Bucket
 from tests.support.sparks import ScriptRunner
 from tests.support.stores import Store
@@ -239,6 +240,23 @@ def test_c39_storage_options_work_in_any_case_and_for_s3a(
 
 
 # --- sessions ------------------------------------------------------------------------------------
+
+
+def test_c42_many_small_tasks_leave_one_file_on_every_store(
+    spark: SparkSession, store: Store
+) -> None:
+    root = placed(store, "small")
+    numbers = spark.range(300).selectExpr("cast(id as string) as id", "id as n")
+    save(numbers.repartition(15), root, table=TABLE)
+    assert rows(load(spark, root, table=TABLE)) == rows(numbers)
+    entry = snapshot.load(storage_of(root)).entry(TABLE)
+    assert len(storage_of(root).list(f"{entry.location}/data")) == 1
+    changed = numbers.selectExpr("cast(cast(id as int) + 150 as string) as id", "-n as n")
+    save(changed.repartition(15), root, table=TABLE, writeMode="merge")
+    kept = numbers.where("n < 150").union(changed)
+    assert rows(load(spark, root, table=TABLE)) == rows(kept)
+    entry = snapshot.load(storage_of(root)).entry(TABLE)
+    assert len(storage_of(root).list(f"{entry.location}/data")) == 3
 
 
 def test_c44_filters_work_whatever_the_push_down_setting_is(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -50,6 +51,28 @@ def test_a_batch_has_about_as_many_bytes_whatever_its_columns_are(
 ) -> None:
     fragments = dataset.get_fragments()  # type: ignore[attr-defined]
     assert low <= batch_rows(fragments, SCHEMA, names) <= high
+
+
+def test_text_that_compresses_well_counts_as_what_it_is_in_memory(tmp_path: Path) -> None:
+    import lance
+
+    text = [os.urandom(512).hex() * 1024 for _ in range(64)]
+    rows = pa.table({"id": [str(n) for n in range(64)], "text": text})
+    dataset = lance.write_dataset(rows, str(tmp_path / "t"), data_storage_version="2.2")
+    dataset.delete("id = '0'")
+    fragments = dataset.get_fragments()
+    assert fragments[0].metadata.files[0].file_size_bytes < 4 * MIB
+    assert batch_rows(fragments, dataset.schema, ["id", "text"]) in (7, 8)
+    assert batch_rows(fragments, dataset.schema, ["id"]) > 64
+
+
+def test_one_large_row_among_small_ones_makes_no_small_batches(tmp_path: Path) -> None:
+    import lance
+
+    text = [os.urandom(200).hex() for _ in range(999)] + [os.urandom(MIB).hex()]
+    rows = pa.table({"text": text})
+    dataset = lance.write_dataset(rows, str(tmp_path / "t"), data_storage_version="2.2")
+    assert batch_rows(dataset.get_fragments(), dataset.schema, ["text"]) > 1_000
 
 
 def test_a_row_larger_than_a_batch_is_a_batch() -> None:
