@@ -10,6 +10,7 @@ LONG_ON_40 = branches_merge branches_merge_rows
 FLOORS = pyspark==4.0.2 pylance==14.0.2 pyarrow==25.0.1 obstore==0.11.1 duckdb==1.5.6
 VENV = .venv
 VENV_40 = .venv-4.0
+VENV_CONNECT = .venv-connect
 # Test files are shared out between two processes, each with a Spark of its own (ARGS=-n0: one), in
 # their order: those with few tests, put last, would keep one process waiting for the other.
 PYTEST = -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -20,7 +21,7 @@ in_venv = PYSPARK_PYTHON=$(CURDIR)/$(1)/bin/python $(1)/bin/python
 install = $(PYTHON) -m venv $(1) && $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-floors test-rounds test-all lint type format docs bench chaos clean
+.PHONY: help demo test test-floors test-rounds test-connect test-all lint type format docs bench chaos clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -47,9 +48,13 @@ test-rounds: $(VENV)/.ready  ## random sequences, races of upserts and of delete
 	  $(call in_venv,$(VENV)) $(PYTEST) --timeout=3600 tests/property/test_sequences.py \
 	  tests/concurrency/test_upserts.py tests/concurrency/test_deletes_among_edges.py -k 'not spark_makes' $(ARGS)
 
-test-all:  ## all three
+test-connect: $(VENV_CONNECT)/.ready  ## Spark Connect, with what pyspark[connect] needs
+	$(call in_venv,$(VENV_CONNECT)) -m pytest tests/spark/test_connect.py $(ARGS)
+
+test-all:  ## all four
 	$(MAKE) test
 	$(MAKE) test-rounds
+	$(MAKE) test-connect
 	$(MAKE) test-floors
 
 lint: $(VENV)/.ready  ## ruff: rules and format
@@ -77,7 +82,7 @@ chaos: $(VENV)/.ready  ## kill writers and break stores; ARGS=--mutations plants
 	$(call in_venv,$(VENV)) -m tests.chaos $(ARGS)
 
 clean:  ## remove the environments and what tests and tools left behind
-	rm -rf $(VENV) $(VENV_40) .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse build dist
+	rm -rf $(VENV) $(VENV_40) $(VENV_CONNECT) .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready: pyproject.toml
@@ -90,4 +95,10 @@ $(VENV_40)/.ready: pyproject.toml Makefile
 	@.ci/prerequisites $(PYTHON)
 	@echo "building $(VENV_40) (a few minutes the first time) …"
 	@$(call install,$(VENV_40)) --editable '.[test]' $(FLOORS)
+	@touch $@
+
+$(VENV_CONNECT)/.ready: pyproject.toml Makefile
+	@.ci/prerequisites $(PYTHON)
+	@echo "building $(VENV_CONNECT) (a few minutes the first time) …"
+	@$(call install,$(VENV_CONNECT)) --editable '.[test]' 'pyspark[connect]'
 	@touch $@

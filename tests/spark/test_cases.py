@@ -14,7 +14,6 @@ from omnigraph_spark.errors import GraphNotFoundError, OptionError
 from omnigraph_spark.manifest import snapshot
 from tests.support.frames import load, people, placed, refused, rows, save, storage_of
 from tests.support.s3 import REGION, Bucket
-from tests.support.sparks import ScriptRunner
 from tests.support.stores import Store
 
 TABLE = "node:Thing"
@@ -303,24 +302,3 @@ def test_c43_a_second_session_finds_the_source_without_registration(
     save(people(spark), root, table="node:Person")
     other = spark.newSession()
     assert other.read.format("omnigraph").option("table", "Person").load(root).count() == 2
-
-
-_CONNECT = """
-import sys
-from pyspark.sql import SparkSession
-spark = SparkSession.builder.remote("local[2]").getOrCreate()
-frame = spark.createDataFrame([("a", "Ann")], "id STRING, name STRING")
-frame.write.format("omnigraph").option("table", "node:Person").mode("append").save(sys.argv[1])
-print("ROWS", spark.read.format("omnigraph").option("table", "Person").load(sys.argv[1]).count())
-spark.sql(f"CREATE TABLE p USING omnigraph OPTIONS (path '{sys.argv[1]}', table 'Person')")
-print("SQL", spark.sql("SELECT count(*) AS n FROM p").first().n)
-"""
-
-
-def test_c43_frames_writes_and_sql_work_through_spark_connect(
-    run_spark_script: ScriptRunner, tmp_path: Path
-) -> None:
-    pytest.importorskip("grpc", reason="Spark Connect needs grpcio, which isn't installed")
-    done = run_spark_script(_CONNECT, str(tmp_path / "graph"), session=False)
-    assert "ROWS 1" in done.stdout
-    assert "SQL 1" in done.stdout
