@@ -76,6 +76,7 @@ bench: $(VENV)/.ready  ## measure beside Parquet, pylance and the API's own ceil
 	$(call in_venv,$(VENV)) benchmarks/memory.py
 	$(call in_venv,$(VENV)) benchmarks/publishes.py --publishes 2000 --tables 50
 	$(call in_venv,$(VENV)) benchmarks/integrity.py
+	$(call in_venv,$(VENV)) benchmarks/upsert.py
 	$(call in_venv,$(VENV)) benchmarks/maintenance.py
 
 chaos: $(VENV)/.ready  ## kill writers and break stores; ARGS=--mutations plants bugs, ARGS=--large
