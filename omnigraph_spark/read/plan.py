@@ -28,6 +28,7 @@ _OPENERS = 16
 _UNKNOWN_ROW_BYTES = 64
 # A filtered range of a fragment reads the filter's columns of the whole fragment, so there are few.
 _FILTERED_RANGES = 8
+_HALVINGS = 12
 
 Partition = tuple["Scan", ...]
 
@@ -103,24 +104,54 @@ def plan(
     Raises:
         StorageError: the store failed.
     """
-    packed: list[Partition] = []
-    current: list[Scan] = []
-    room = max_partition_bytes
+    cut = []
     for entry in entries:
         key = entry.table_key
         token, pieces = _pieces(datasets[key], max_partition_bytes, filtered[key], shares[key])
+        cut.append((entry, token, pieces))
+    limit = _even_limit([p.size for _, _, pieces in cut for p in pieces], max_partition_bytes)
+    packed: list[Partition] = []
+    current: list[Scan] = []
+    room = limit
+    for entry, token, pieces in cut:
         open_run: list[_Piece] = []
         for piece in pieces:
             if piece.size > room and (current or open_run):
                 current.extend(_scans(entry, token, open_run))
                 packed.append(tuple(current))
-                current, open_run, room = [], [], max_partition_bytes
+                current, open_run, room = [], [], limit
             open_run.append(piece)
             room -= piece.size
         current.extend(_scans(entry, token, open_run))
     if current:
         packed.append(tuple(current))
     return packed
+
+
+def _even_limit(sizes: Sequence[int], most: int) -> int:
+    """Return the least that partitions can be filled up to and still be no more than with `most`.
+
+    With `most` itself the last one is what is left: three quarters for one task, a quarter for the
+    other, which waits.
+    """
+    count = _filled(sizes, most)
+    if count < 2:
+        return most
+    low, high = min(sum(sizes) // count, most), most
+    for _ in range(_HALVINGS):
+        middle = (low + high) // 2
+        low, high = (low, middle) if _filled(sizes, middle) <= count else (middle, high)
+    return high
+
+
+def _filled(sizes: Sequence[int], limit: int) -> int:
+    """Return how many partitions sizes fill, in order, each up to a limit."""
+    count, room = 0, -1
+    for size in sizes:
+        if size > room:
+            count, room = count + 1, limit
+        room -= size
+    return count
 
 
 def index_answers(dataset: LanceDataset, where: str) -> bool:

@@ -27,6 +27,7 @@ _ROWS_PER_ID = 100
 _IDS_PER_FILTER = 16_384
 _MANY_IDS = 50_000
 _SCANNED_ROWS = 65_536
+_SOON_SCANNED = 1_000_000
 _GATHERED_ROWS = 2_097_152
 _JOIN = "SELECT o.p AS p, s._rowaddr AS a, s._rowid AS r FROM s JOIN o ON s.id = o.id"
 
@@ -67,6 +68,13 @@ def lookup(dataset: LanceDataset, ids: pa.Array) -> Found:
             for stored in gathered(_scan(dataset, where), _GATHERED_ROWS)
         ]
     return _sorted(pa.concat_tables([_NOTHING, *found]))
+
+
+def is_cheap(dataset: LanceDataset, count: int) -> bool:
+    """Tell whether so many ids are found without a long scan, so that the driver can do it."""
+    if dataset.count_rows() <= _SOON_SCANNED:
+        return True
+    return _has_id_index(dataset) and count <= _most_through_an_index(dataset)
 
 
 def _most_through_an_index(dataset: LanceDataset) -> int:

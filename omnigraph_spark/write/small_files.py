@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from omnigraph_spark.engine_types import is_blob
 from omnigraph_spark.errors import OmnigraphError
-from omnigraph_spark.write import staged_files, staged_rows
-from omnigraph_spark.write.plan import TableTarget, WritePlan
+from omnigraph_spark.write import lookup, staged_files, staged_rows
+from omnigraph_spark.write.plan import MERGE, TableTarget, WritePlan
 from omnigraph_spark.write.stage import StagedTable, stage
 
 FEWEST_TASKS = 8
@@ -38,7 +38,7 @@ def gathered(plan: WritePlan, by_table: ByTable) -> ByTable:
     """Return what was staged with the rows of small tasks in few files; the same object if none.
 
     The old files are deleted; where that fails they are left to cleanup. An upsert's rows are
-    matched again, all at once, against the version that the plan names.
+    matched again, all at once, against the version that the plan names, if that takes no long scan.
 
     Raises:
         IntegrityError: (upsert) a key comes twice.
@@ -51,7 +51,7 @@ def gathered(plan: WritePlan, by_table: ByTable) -> ByTable:
     room = MOST_BYTES
     for key, staged in by_table.items():
         small = _small(plan.targets[key], staged, room)
-        if len(small) < FEWEST_TASKS:
+        if len(small) < FEWEST_TASKS or not _is_cheap(plan, plan.targets[key], small):
             continue
         room -= sum(one.bytes for one in small)
         found[key] = _gathered(plan, plan.targets[key], staged, small)
@@ -75,6 +75,14 @@ def _small(target: TableTarget, staged: Sequence[StagedTable], room: int) -> lis
             small.append(one)
             room -= one.bytes
     return small
+
+
+def _is_cheap(plan: WritePlan, target: TableTarget, small: Sequence[StagedTable]) -> bool:
+    """Tell whether an upsert's rows are matched again without a long scan on the driver."""
+    if target.mode != MERGE:
+        return True
+    dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
+    return lookup.is_cheap(dataset, sum(one.rows for one in small))
 
 
 def _gathered(

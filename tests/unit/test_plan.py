@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from omnigraph_spark import options
 from omnigraph_spark.errors import OptionError, SchemaMismatchError, StorageError
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
+from omnigraph_spark.read import plan
 from omnigraph_spark.read.frame_schema import read_schema
 from omnigraph_spark.read.reader import OmnigraphReader
 from omnigraph_spark.storage import Storage
@@ -141,6 +143,38 @@ def test_small_fragments_share_a_partition_and_large_ones_are_split(graph: Path)
     whole = [[n for s in p.value if s.rows is None for n in s.fragments] for p in planned]
     assert max(map(len, whole)) > 1
     assert all(sum(sizes[n] for n in numbers) <= most for numbers in whole)
+
+
+@pytest.mark.parametrize(
+    ("fit", "expected"), [(1, [1] * 7), (2, [2, 2, 2, 1]), (3, [3, 3, 1]), (5, [4, 3]), (6, [4, 3])]
+)
+def test_partitions_are_as_even_as_fragments_allow(
+    tmp_path: Path, fit: int, expected: list[int]
+) -> None:
+    """Seven like fragments, so many of which fit into a partition: no task waits for a long one."""
+    import lance
+
+    rows = pa.table({"id": [f"{n:05d}" for n in range(700)]})
+    place = "nodes/0000000000000000"
+    made = lance.write_dataset(rows, str(tmp_path / place), max_rows_per_file=100)
+    entry = TableEntry("node:T", place, made.version, None, 700)
+    size = made.get_fragments()[0].metadata.files[0].file_size_bytes
+    datasets = plan.open_tables(Storage.at(str(tmp_path)), [entry])
+    most = size * fit + size // 2
+    planned = plan.plan([entry], datasets, most, {"node:T": False}, {"node:T": 1.0})
+    assert [sum(len(scan.fragments) for scan in scans) for scans in planned] == expected
+    assert [n for scans in planned for scan in scans for n in scan.fragments] == [*range(7)]
+
+
+def test_even_partitions_are_never_more_or_larger() -> None:
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+    for _ in range(300):
+        sizes = [chance.randrange(0, 1 << chance.randrange(1, 28)) for _ in range(30)]
+        most = chance.randrange(1, 1 << 28)
+        even = plan._even_limit(sizes, most)
+        assert even <= most, seed
+        assert plan._filled(sizes, even) == plan._filled(sizes, most), seed
 
 
 def test_few_columns_make_fewer_partitions_and_give_every_row(graph: Path) -> None:

@@ -16,12 +16,13 @@ from omnigraph_spark.engine_types import blob_type
 from omnigraph_spark.errors import IntegrityError, StorageError
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import small_files, staged_rows
+from omnigraph_spark.write import lookup, small_files, staged_rows
 from omnigraph_spark.write.commit import commit
 from omnigraph_spark.write.plan import NewTable, WritePlan
 from omnigraph_spark.write.stage import StagedTable, from_json, stage, to_json
 from tests.format_checker import check_graph
 from tests.support import columns, writes
+from tests.support.lance_graphs import publish_head
 from tests.support.writes import data_files, once, plan
 
 T, U = "node:T", "node:U"
@@ -155,6 +156,21 @@ def test_an_upsert_of_many_small_tasks_keeps_ids_and_versions_of_its_rows(
     after = {row["id"]: row for row in dataset(storage).to_table(columns=versions).to_pylist()}
     assert {key: after[key] for key in before} == before
     assert check_graph(str(storage.root)) == []
+
+
+def test_an_upsert_into_a_large_table_is_gathered_only_through_an_index(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the driver would scan the table's ids alone, once more than the tasks did."""
+    write(storage, [united(tasks(20))])
+    monkeypatch.setattr(lookup, "_SOON_SCANNED", 99)
+    write(storage, tasks(20, first=500), writeMode="merge")
+    assert sorted(fragments(storage)) == [5] * 20 + [100]
+    dataset(storage).create_scalar_index("id", "BTREE")
+    publish_head(storage, T)
+    write(storage, tasks(20, first=1_000), writeMode="merge")
+    assert sorted(fragments(storage)) == [5] * 20 + [100, 100]
+    assert values(storage) == united([*tasks(20), *tasks(20, 5, 500), *tasks(20, 5, 1_000)])
 
 
 def test_a_key_of_two_small_tasks_is_refused_as_ever(storage: Storage) -> None:
