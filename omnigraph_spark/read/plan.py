@@ -109,7 +109,7 @@ def plan(
         key = entry.table_key
         token, pieces = _pieces(datasets[key], max_partition_bytes, filtered[key], shares[key])
         cut.append((entry, token, pieces))
-    limit = _even_limit([p.size for _, _, pieces in cut for p in pieces], max_partition_bytes)
+    limit = even_limit([p.size for _, _, pieces in cut for p in pieces], max_partition_bytes)
     packed: list[Partition] = []
     current: list[Scan] = []
     room = limit
@@ -128,7 +128,7 @@ def plan(
     return packed
 
 
-def _even_limit(sizes: Sequence[int], most: int) -> int:
+def even_limit(sizes: Sequence[int], most: int) -> int:
     """Return the least that partitions can be filled up to and still be no more than with `most`.
 
     With `most` itself the last one is what is left: three quarters for one task, a quarter for the

@@ -21,6 +21,7 @@ from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import optimize
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.option_rules import FeedEnds
+from omnigraph_spark.read.feed_plan import Planner
 from omnigraph_spark.schema_changes import properties
 from omnigraph_spark.storage import Storage
 from omnigraph_spark.write.commit import commit
@@ -128,6 +129,19 @@ def test_ranges_of_ids_tell_the_same_whatever_their_size(graph: Storage, max_byt
     )
     if max_bytes == 700:
         assert pieces(graph, Span("main", version, version), max_bytes) > 20
+
+
+def test_the_changes_of_like_publishes_are_shared_out_evenly(graph: Storage) -> None:
+    first = head(graph) + 1
+    for number in range(7):
+        many(graph, [f"n{number}{n:03d}" for n in range(100)])
+    found = changes.feed(graph, Span("main", first, head(graph)), PERSON)
+    sizes = [
+        size for change in found.changes for size, _ in Planner(graph, 1 << 30)._pieces(change)
+    ]
+    assert len(sizes) == 7
+    partitions = Planner(graph, 5 * max(sizes)).partitions(found.changes)
+    assert [len(pieces) for pieces in partitions] == [4, 3]
 
 
 def test_files_that_both_versions_have_are_not_read(graph: Storage) -> None:

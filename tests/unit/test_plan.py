@@ -172,7 +172,7 @@ def test_even_partitions_are_never_more_or_larger() -> None:
     for _ in range(300):
         sizes = [chance.randrange(0, 1 << chance.randrange(1, 28)) for _ in range(30)]
         most = chance.randrange(1, 1 << 28)
-        even = plan._even_limit(sizes, most)
+        even = plan.even_limit(sizes, most)
         assert even <= most, seed
         assert plan._filled(sizes, even) == plan._filled(sizes, most), seed
 
