@@ -96,10 +96,20 @@ def _remove_leftovers(storage: Storage, name: str, snapshot: Snapshot) -> None:
     for place in (layout.GRAPH_COMMITS, *refs.all_locations(storage, snapshot)):
         if not forks.is_there(storage, place, name):
             continue
-        if has_branch(storage, name):
+        if _is_made(storage, name, place):
             raise _taken(name)
         _log.warning("removing the fork %s of %s, left over from a deleted branch", name, place)
         forks.remove_fork(storage, place, name, keep=names)
+
+
+def _is_made(storage: Storage, name: str, place: str) -> bool:
+    """Tell whether a branch whose fork is there is there, or is made meanwhile.
+
+    Who makes a branch makes that of the lineage first, and no other fork.
+    """
+    if place != layout.GRAPH_COMMITS:
+        return has_branch(storage, name)
+    return forks.is_listed_soon(storage, layout.MANIFEST, name, _CREATOR_SECONDS)
 
 
 def _remove_forks(storage: Storage, name: str, *snapshots: Snapshot) -> bool:
@@ -144,10 +154,13 @@ def _clone(storage: Storage, location: str, name: str, at: tuple[str, int | None
     except DatasetNotFoundError:
         return  # no lineage yet: its branch is made with its first row
     if forks.is_there(storage, location, name):
-        if forks.is_listed_soon(storage, location, name, _CREATOR_SECONDS):
+        if not forks.is_listed_soon(storage, location, name, _CREATOR_SECONDS):
+            # A creator died between the clone and its ref (PROTOCOL 22).
+            forks.remove_dead_fork(storage, location, name)
+        elif storage.has_dataset(location, name):
             raise _taken(name)
-        # A creator died between the clone and its ref (PROTOCOL 22).
-        forks.remove_dead_fork(storage, location, name)
+        else:  # what we removed as left over was somebody's who made the branch meanwhile
+            forks.remove_fork(storage, location, name)
     try:
         with translated(f"Making branch {name} of {location}"):
             main.create_branch(name, at)

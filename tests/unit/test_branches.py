@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -366,6 +366,48 @@ def test_of_two_that_make_one_branch_one_is_told_that_it_is_there(graph: Storage
         thread.join()
     assert sorted(outcomes) == ["made", "refused", "refused"]
     assert ids_at(graph, PERSON, "dev") == ["first"]
+    assert check_graph(graph.root) == []
+
+
+def test_a_creator_that_took_anothers_lineage_for_left_over_makes_it_again(
+    graph: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the ref that it removes and the folder, the other makes both again."""
+    graph.dataset(layout.GRAPH_COMMITS).create_branch("dev", ("main", None))
+    removed = forks.remove_fork
+
+    def overtaken(storage: Storage, place: str, name: str, keep: Iterable[str] = ()) -> bool:
+        monkeypatch.setattr(forks, "remove_fork", removed)
+        storage.dataset(place).branches.delete(name)
+        make(storage, name)
+        for info in storage.list(f"{place}/tree/{name}"):
+            storage.delete(info.path)
+        return True
+
+    monkeypatch.setattr(forks, "remove_fork", overtaken)
+    monkeypatch.setattr(manage, "_CREATOR_SECONDS", 0.1)
+    with pytest.raises(OptionError, match="dev is there already"):
+        make(graph, "dev")
+    assert graph.dataset(layout.GRAPH_COMMITS, "dev").count_rows() > 0
+    assert ids_at(graph, PERSON, "dev") == ["first"]
+    write_ids(graph, "dev", PERSON, ["d"])
+    assert ids_at(graph, PERSON, "dev") == ["d", "first"]
+    assert check_graph(graph.root) == []
+
+
+def test_the_lineage_of_a_branch_that_is_being_made_is_not_taken_for_left_over(
+    graph: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph.dataset(layout.GRAPH_COMMITS).create_branch("dev", ("main", None))
+    main = graph.dataset(layout.MANIFEST)
+    later = threading.Timer(0.2, lambda: main.create_branch("dev", ("main", None)))
+    later.start()
+    try:
+        with pytest.raises(OptionError, match="dev is there already"):
+            make(graph, "dev")
+    finally:
+        later.join()
+    assert graph.dataset(layout.GRAPH_COMMITS, "dev").count_rows() > 0
     assert check_graph(graph.root) == []
 
 
