@@ -8,6 +8,7 @@ in `__manifest`: it is made last and removed first.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import logging
 import random
 import time
@@ -19,6 +20,7 @@ from omnigraph_spark.branches import forks, refs, tags
 from omnigraph_spark.branches.refs import Resolved
 from omnigraph_spark.errors import BranchNotFoundError, OptionError, StorageError, UnsupportedError
 from omnigraph_spark.history import crash_records
+from omnigraph_spark.history.publishes import fork_of
 from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.lance_errors import DatasetNotFoundError, Outcome, outcome_of, translated
 from omnigraph_spark.manifest.publisher import Publish, publish
@@ -57,9 +59,13 @@ def create_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
     if has_branch(storage, name):
         raise _taken(name)
     snapshot = load(storage, from_ref.branch, version)
-    _remove_leftovers(storage, name, snapshot)
-    _clone(storage, layout.GRAPH_COMMITS, name, (from_ref.branch, _lineage_at(storage, from_ref)))
-    _clone(storage, layout.MANIFEST, name, (from_ref.branch, version))
+    try:
+        _remove_leftovers(storage, name, snapshot)
+        _clone_lineage(storage, name, from_ref)
+        _clone(storage, layout.MANIFEST, name, (from_ref.branch, version))
+    except OptionError:
+        _mend_lineage(storage, name)
+        raise
 
 
 def ensure_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
@@ -112,6 +118,21 @@ def _is_made(storage: Storage, name: str, place: str) -> bool:
     return forks.is_listed_soon(storage, layout.MANIFEST, name, _CREATOR_SECONDS)
 
 
+def _mend_lineage(storage: Storage, name: str) -> None:
+    """Make the lineage of somebody else's branch again, if it was taken for left over meanwhile."""
+    if not forks.is_listed_soon(storage, layout.MANIFEST, name, _CREATOR_SECONDS):
+        return  # no branch: who makes it next removes what there is
+    whole = storage.has_dataset(layout.GRAPH_COMMITS, name)
+    if whole or not storage.has_dataset(layout.GRAPH_COMMITS):
+        return
+    origin = fork_of(storage, name)
+    assert origin is not None
+    names = [branch.name for branch in refs.list_branches(storage)]
+    forks.remove_fork(storage, layout.GRAPH_COMMITS, name, keep=names)
+    with contextlib.suppress(OptionError):  # another one mended it
+        _clone_lineage(storage, name, Resolved(origin.parent, origin.version))
+
+
 def _remove_forks(storage: Storage, name: str, *snapshots: Snapshot) -> bool:
     """Remove all there is of a branch, `__manifest` first; tell whether there was something."""
     names = [branch.name for branch in refs.list_branches(storage)]
@@ -142,6 +163,11 @@ def _lineage_at(storage: Storage, ref: Resolved) -> int | None:
     return kept[place - 1] if place else None
 
 
+def _clone_lineage(storage: Storage, name: str, from_ref: Resolved) -> None:
+    at = (from_ref.branch, _lineage_at(storage, from_ref))
+    _clone(storage, layout.GRAPH_COMMITS, name, at)
+
+
 def _clone(storage: Storage, location: str, name: str, at: tuple[str, int | None]) -> None:
     """Make the Lance branch of `__manifest` or of the lineage.
 
@@ -154,13 +180,10 @@ def _clone(storage: Storage, location: str, name: str, at: tuple[str, int | None
     except DatasetNotFoundError:
         return  # no lineage yet: its branch is made with its first row
     if forks.is_there(storage, location, name):
-        if not forks.is_listed_soon(storage, location, name, _CREATOR_SECONDS):
-            # A creator died between the clone and its ref (PROTOCOL 22).
-            forks.remove_dead_fork(storage, location, name)
-        elif storage.has_dataset(location, name):
+        if forks.is_listed_soon(storage, location, name, _CREATOR_SECONDS):
             raise _taken(name)
-        else:  # what we removed as left over was somebody's who made the branch meanwhile
-            forks.remove_fork(storage, location, name)
+        # A creator died between the clone and its ref (PROTOCOL 22).
+        forks.remove_dead_fork(storage, location, name)
     try:
         with translated(f"Making branch {name} of {location}"):
             main.create_branch(name, at)

@@ -21,7 +21,7 @@ from omnigraph_spark.branches.changes import Change
 from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import TableEntry
 from omnigraph_spark.read.open_datasets import fragments_of
-from omnigraph_spark.read.plan import Scan, even_limit
+from omnigraph_spark.read.plan import Scan, shared_out
 from omnigraph_spark.relocation import open_for_reading
 from omnigraph_spark.storage import Storage
 
@@ -65,19 +65,7 @@ class Planner:
             VersionNotFoundError, StorageError: a table version was cleaned up, or the store failed.
         """
         sized = [one for change in changes for one in self._pieces(change)]
-        limit = even_limit([size for size, _ in sized], self.max_partition_bytes)
-        packed: list[Partition] = []
-        current: list[Piece] = []
-        room = limit
-        for size, piece in sized:
-            if size > room and current:
-                packed.append(tuple(current))
-                current, room = [], limit
-            current.append(piece)
-            room -= size
-        if current:
-            packed.append(tuple(current))
-        return packed
+        return [tuple(pieces) for pieces in shared_out(sized, self.max_partition_bytes)]
 
     def schema(self, entry: TableEntry) -> pa.Schema:
         """Return the stored schema of a table version."""

@@ -12,7 +12,8 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -31,6 +32,7 @@ _FILTERED_RANGES = 8
 _HALVINGS = 12
 
 Partition = tuple["Scan", ...]
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -104,54 +106,59 @@ def plan(
     Raises:
         StorageError: the store failed.
     """
-    cut = []
+    sized = []
     for entry in entries:
         key = entry.table_key
         token, pieces = _pieces(datasets[key], max_partition_bytes, filtered[key], shares[key])
-        cut.append((entry, token, pieces))
-    limit = even_limit([p.size for _, _, pieces in cut for p in pieces], max_partition_bytes)
-    packed: list[Partition] = []
-    current: list[Scan] = []
-    room = limit
-    for entry, token, pieces in cut:
-        open_run: list[_Piece] = []
-        for piece in pieces:
-            if piece.size > room and (current or open_run):
-                current.extend(_scans(entry, token, open_run))
-                packed.append(tuple(current))
-                current, open_run, room = [], [], limit
-            open_run.append(piece)
-            room -= piece.size
-        current.extend(_scans(entry, token, open_run))
-    if current:
-        packed.append(tuple(current))
-    return packed
+        sized += [(piece.size, (entry, token, piece)) for piece in pieces]
+    return [_partition(group) for group in shared_out(sized, max_partition_bytes)]
 
 
-def even_limit(sizes: Sequence[int], most: int) -> int:
-    """Return the least that partitions can be filled up to and still be no more than with `most`.
+def shared_out(sized: Sequence[tuple[int, _Item]], most: int) -> list[list[_Item]]:
+    """Return items of a size in groups, in order, as even as they can be without being more.
 
-    With `most` itself the last one is what is left: three quarters for one task, a quarter for the
-    other, which waits.
+    A group gets `most` at most, or one item. Filled up to `most` one after the other, the last
+    would be what is left: three quarters for one task, a quarter for another, which then waits.
     """
-    count = _filled(sizes, most)
+    sizes = [size for size, _ in sized]
+    limit = _even_limit(sizes, most)
+    groups: list[list[_Item]] = []
+    for starts, (_, item) in zip(_starts(sizes, limit), sized, strict=True):
+        if starts:
+            groups.append([])
+        groups[-1].append(item)
+    return groups
+
+
+def _even_limit(sizes: Sequence[int], most: int) -> int:
+    """Return the least limit with which there are no more groups than with `most`."""
+    count = sum(_starts(sizes, most))
     if count < 2:
         return most
     low, high = min(sum(sizes) // count, most), most
     for _ in range(_HALVINGS):
         middle = (low + high) // 2
-        low, high = (low, middle) if _filled(sizes, middle) <= count else (middle, high)
+        fits = sum(_starts(sizes, middle)) <= count
+        low, high = (low, middle) if fits else (middle, high)
     return high
 
 
-def _filled(sizes: Sequence[int], limit: int) -> int:
-    """Return how many partitions sizes fill, in order, each up to a limit."""
-    count, room = 0, -1
+def _starts(sizes: Sequence[int], limit: int) -> Iterator[bool]:
+    """Tell for each size whether it starts a group."""
+    room = -1
     for size in sizes:
-        if size > room:
-            count, room = count + 1, limit
-        room -= size
-    return count
+        starts = size > room
+        room = limit - size if starts else room - size
+        yield starts
+
+
+def _partition(group: Iterable[tuple[TableEntry, str, _Piece]]) -> Partition:
+    tables = groupby(group, key=lambda one: one[:2])
+    return tuple(
+        scan
+        for (entry, token), pieces in tables
+        for scan in _scans(entry, token, [piece for _, _, piece in pieces])
+    )
 
 
 def index_answers(dataset: LanceDataset, where: str) -> bool:

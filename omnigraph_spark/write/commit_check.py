@@ -189,10 +189,9 @@ def _may_repeat(target: TableTarget, staged: Iterable[StagedTable]) -> bool:
 
 
 def _files(target: TableTarget, staged: Iterable[StagedTable]) -> tuple[StagedFile, ...]:
-    line = f"/tree/{target.table_branch}" if target.table_branch else ""
     return tuple(
         StagedFile(
-            f"{target.location}{line}/data/{file['path']}",
+            f"{target.data}/{file['path']}",
             fragment["physical_rows"],
             file["file_size_bytes"] or 0,
         )

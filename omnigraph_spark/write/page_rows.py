@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import pyarrow as pa
 
 _LARGE_ROW_BYTES = 4 << 20
@@ -49,4 +50,4 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     for start in range(0, batch.num_rows, step):
         end = min(start + step, batch.num_rows)
         # A copy: Lance counts a slice as large as what it is a slice of.
-        yield batch.take(pa.array(range(start, end)))
+        yield batch.take(pa.array(np.arange(start, end)))

@@ -97,6 +97,12 @@ class TableTarget:
     added: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str | None], ...] = ()
 
+    @property
+    def data(self) -> str:
+        """The folder of the data files, below the graph's root."""
+        line = f"/tree/{self.table_branch}" if self.table_branch else ""
+        return f"{self.location}{line}/data"
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -9,7 +9,7 @@ stay as they are until `optimize`. Tables with blobs are left out: their bytes a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
@@ -20,6 +20,7 @@ from omnigraph_spark.errors import OmnigraphError
 from omnigraph_spark.write import lookup, staged_files, staged_rows
 from omnigraph_spark.write.plan import MERGE, TableTarget, WritePlan
 from omnigraph_spark.write.stage import StagedTable, stage
+from omnigraph_spark.write.updates import ByTable
 
 FEWEST_TASKS = 8
 """So many small tasks of a table are gathered; fewer are few files."""
@@ -28,8 +29,6 @@ SMALL_BYTES = 1 << 20
 MOST_BYTES = 32 << 20
 """So many bytes of rows are gathered in one write at most; all of it may be in memory."""
 _READ_AT_ONCE = 8
-
-ByTable = Mapping[str, list[StagedTable]]
 
 _log = logging.getLogger(__name__)
 

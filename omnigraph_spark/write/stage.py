@@ -107,8 +107,7 @@ def _texts(staged: StagedTable) -> list[str]:
 
 def _moved_out(plan: WritePlan, staged: StagedTable) -> StagedTable:
     target = plan.targets[staged.table_key]
-    line = f"/tree/{target.table_branch}" if target.table_branch else ""
-    path = f"{target.location}{line}/data/{new_ulid()}{packed.SUFFIX}"
+    path = f"{target.data}/{new_ulid()}{packed.SUFFIX}"
     moved = iter(packed.moved_out(plan.storage, path, _texts(staged)))
     fragments = tuple(
         {**one, upsert.ROW_IDS: next(moved)} if upsert.ROW_IDS in one else one

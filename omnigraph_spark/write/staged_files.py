@@ -62,8 +62,7 @@ def delete(plan: WritePlan, staged: Iterable[StagedTable]) -> None:
     paths: list[str] = []
     for one in staged:
         target = plan.targets[one.table_key]
-        line = f"/tree/{target.table_branch}" if target.table_branch else ""
-        files = [f"{target.location}{line}/data/{path}" for path in _paths([one])]
+        files = [f"{target.data}/{path}" for path in _paths([one])]
         paths += files
         if any(is_blob(field) for field in target.schema):
             folders = [path.rsplit(".", 1)[0] for path in files]

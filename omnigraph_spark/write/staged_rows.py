@@ -22,9 +22,8 @@ def read(plan: WritePlan, target: TableTarget, staged: StagedTable) -> Iterator[
     """
     names = list(staged.columns or target.schema.names)
     schema = pa.schema([target.schema.field(name) for name in names])
-    line = f"/tree/{target.table_branch}" if target.table_branch else ""
     for fragment in staged.fragments:
-        path = f"{target.location}{line}/data/{fragment['files'][0]['path']}"
+        path = f"{target.data}/{fragment['files'][0]['path']}"
         reader = plan.storage.data_file(path, names)
         with translated(f"Reading {path}"):
             for batch in reader.read_all(batch_size=_READ_ROWS).to_batches():

@@ -372,14 +372,16 @@ def test_of_two_that_make_one_branch_one_is_told_that_it_is_there(graph: Storage
 def test_a_creator_that_took_anothers_lineage_for_left_over_makes_it_again(
     graph: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the ref that it removes and the folder, the other makes both again."""
+    """Between the ref that it removes and the folder, the other makes both, of an older version."""
+    older = load(graph).graph_version
+    write_ids(graph, "main", PERSON, ["newer"])
     graph.dataset(layout.GRAPH_COMMITS).create_branch("dev", ("main", None))
     removed = forks.remove_fork
 
     def overtaken(storage: Storage, place: str, name: str, keep: Iterable[str] = ()) -> bool:
         monkeypatch.setattr(forks, "remove_fork", removed)
         storage.dataset(place).branches.delete(name)
-        make(storage, name)
+        manage.create_branch(storage, name, refs.Resolved("main", older))
         for info in storage.list(f"{place}/tree/{name}"):
             storage.delete(info.path)
         return True
@@ -388,7 +390,8 @@ def test_a_creator_that_took_anothers_lineage_for_left_over_makes_it_again(
     monkeypatch.setattr(manage, "_CREATOR_SECONDS", 0.1)
     with pytest.raises(OptionError, match="dev is there already"):
         make(graph, "dev")
-    assert graph.dataset(layout.GRAPH_COMMITS, "dev").count_rows() > 0
+    lineage = graph.dataset(layout.GRAPH_COMMITS, "dev").to_table()["manifest_version"].to_pylist()
+    assert max(lineage) == older
     assert ids_at(graph, PERSON, "dev") == ["first"]
     write_ids(graph, "dev", PERSON, ["d"])
     assert ids_at(graph, PERSON, "dev") == ["d", "first"]

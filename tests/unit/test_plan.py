@@ -172,9 +172,13 @@ def test_even_partitions_are_never_more_or_larger() -> None:
     for _ in range(300):
         sizes = [chance.randrange(0, 1 << chance.randrange(1, 28)) for _ in range(30)]
         most = chance.randrange(1, 1 << 28)
-        even = plan.even_limit(sizes, most)
-        assert even <= most, seed
-        assert plan._filled(sizes, even) == plan._filled(sizes, most), seed
+        groups = plan.shared_out([(size, size) for size in sizes], most)
+        assert [size for group in groups for size in group] == sizes, seed
+        assert all(sum(group) <= most or len(group) == 1 for group in groups), seed
+        filled, room = 0, -1
+        for size in sizes:
+            filled, room = (filled, room - size) if size <= room else (filled + 1, most - size)
+        assert len(groups) <= filled, seed
 
 
 def test_few_columns_make_fewer_partitions_and_give_every_row(graph: Path) -> None:

@@ -205,7 +205,7 @@ def test_an_upsert_is_matched_again_where_a_rival_brought_a_key_meanwhile(
     assert values(storage) == {"first": 1, **united(tasks(20))}
 
 
-def test_a_write_that_fails_while_gathering_publishes_nothing_and_leaves_its_own_file_alone(
+def test_a_write_that_fails_while_gathering_publishes_nothing_and_deletes_what_tasks_staged(
     storage: Storage,
 ) -> None:
     write(storage, [{"first": 1}])
