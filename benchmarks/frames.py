@@ -10,8 +10,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from omnigraph_spark import OmniGraph, layout
-from omnigraph_spark.storage import Storage
+from omnigraph_spark import OmniGraph
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
 
 EDGES = "edge:Knows"
 WIDE = "node:Thing"

@@ -10,7 +10,8 @@ from pyspark.sql import functions as F
 
 from benchmarks.frames import Bench, Copies
 from benchmarks.harness import Case, Peer
-from omnigraph_spark import OmniGraph, loading, pack
+from omnigraph_spark import OmniGraph, pack
+from omnigraph_spark.spark import loading
 
 TABLES = 50
 SHARED = 6

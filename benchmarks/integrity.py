@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.bench import start_spark
 from benchmarks.harness import Case, Peer, measure, print_result
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 
 ENDS = "Knows: Person -> Person"
 
@@ -73,9 +73,9 @@ def main() -> None:
 
 def build_indices(origin: str) -> None:
     """Index `id` of both tables and publish the versions, as the engine's own graphs have them."""
-    from omnigraph_spark.ids import new_ulid
     from omnigraph_spark.manifest.publisher import Publish, publish
     from omnigraph_spark.manifest.rows import VersionRow
+    from omnigraph_spark.storage.ids import new_ulid
 
     storage = Storage.at(origin)
     for key, entry in load(storage).tables.items():

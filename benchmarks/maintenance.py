@@ -28,17 +28,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pyarrow as pa
 
-from omnigraph_spark import layout
-from omnigraph_spark.branches import refs
-from omnigraph_spark.branches.manage import create_branch
-from omnigraph_spark.branches.refs import Resolved
-from omnigraph_spark.branches.tags import create_tag
 from omnigraph_spark.errors import OmnigraphError
 from omnigraph_spark.maintenance.cleanup import cleanup
 from omnigraph_spark.maintenance.optimize import Run, create_index, optimize, run_here
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.read.plan import read_table
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.refs import refs
+from omnigraph_spark.refs.branches import create_branch
+from omnigraph_spark.refs.refs import Resolved
+from omnigraph_spark.refs.tags import create_tag
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
 from tests.support import lance_graphs, writes
 from tests.support.writes import NODE_SCHEMA, PERSON, ids
 

@@ -31,15 +31,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from omnigraph_spark import layout
 from omnigraph_spark.history import commits, runs
-from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.history.compaction import compact_own_datasets
+from omnigraph_spark.history.init import init_graph
 from omnigraph_spark.manifest import kept_rows, snapshot
-from omnigraph_spark.manifest.compaction import compact_own_datasets
-from omnigraph_spark.manifest.init import init_graph
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import OURS, ManifestRow, TableRow, VersionRow
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
 
 OWN = (
     layout.MANIFEST,

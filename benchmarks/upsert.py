@@ -32,10 +32,10 @@ from benchmarks.integrity import build_indices
 from omnigraph_spark import options
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.options import WriteOptions
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import NewTable, plan_write
-from omnigraph_spark.write.stage import stage, to_json
+from omnigraph_spark.write.tasks.stage import stage, to_json
 
 KEY = "node:Person"
 SCHEMA = pa.schema(

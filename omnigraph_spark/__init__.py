@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from omnigraph_spark.errors import OmnigraphError, from_spark
-    from omnigraph_spark.frames import pack, unpack
     from omnigraph_spark.graph import OmniGraph, register
+    from omnigraph_spark.spark.frames import pack, unpack
 
 # Lance reads this once, when it is imported, which here is always later. Without it each task that
 # writes to a new table warns that there is no table yet. A user's own setting stays.
@@ -26,9 +26,9 @@ _HOME = {
     "OmniGraph": "graph",
     "OmnigraphError": "errors",
     "from_spark": "errors",
-    "pack": "frames",
+    "pack": "spark.frames",
     "register": "graph",
-    "unpack": "frames",
+    "unpack": "spark.frames",
 }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from omnigraph_spark.redaction import redact
+from omnigraph_spark._redaction import redact
 
 
 class OmnigraphError(Exception):

@@ -6,22 +6,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from omnigraph_spark import layout, options
-from omnigraph_spark.branches import times
-from omnigraph_spark.branches.ref_methods import RefMethods
+from omnigraph_spark import options
+from omnigraph_spark.api.maintenance import MaintenanceMethods
+from omnigraph_spark.api.refs import RefMethods
+from omnigraph_spark.api.schema_changes import SchemaMethods
 from omnigraph_spark.errors import from_spark
-from omnigraph_spark.maintenance.methods import MaintenanceMethods
 from omnigraph_spark.options import WriteOptions
-from omnigraph_spark.schema_changes.methods import SchemaMethods
-from omnigraph_spark.storage import normalize_root
+from omnigraph_spark.refs import times
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import normalize_root
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
     from omnigraph_spark.maintenance.check import Finding
     from omnigraph_spark.maintenance.repair import Action
-    from omnigraph_spark.storage import Storage
-    from omnigraph_spark.write.commit import Committed
+    from omnigraph_spark.storage.store import Storage
+    from omnigraph_spark.write.commit.commit import Committed
 
 FORMAT = "omnigraph"
 
@@ -34,7 +35,7 @@ def register(spark: SparkSession) -> None:
     """
     from pyspark.errors import AnalysisException
 
-    from omnigraph_spark.datasource import OmnigraphDataSource
+    from omnigraph_spark.spark.datasource import OmnigraphDataSource
 
     try:
         spark.dataSource.register(OmnigraphDataSource)
@@ -181,7 +182,8 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods):
             PythonException, AnalysisException: a frame failed while it was computed, or rows don't
                 fit (`from_spark` gives the typed error back); nothing was published.
         """
-        from omnigraph_spark.write import bulk, frame_plan
+        from omnigraph_spark.spark import frame_plan
+        from omnigraph_spark.write.commit import bulk
 
         plan = frame_plan.plan_frames(
             self._write_options(mode, branch, write_options),
@@ -193,7 +195,7 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods):
 
     def stager(self, frames: Mapping[str, DataFrame]) -> Callable[[str, str], None]:
         """Return what stages one table of a bulk write: an ordinary Spark write of its frame."""
-        from omnigraph_spark.write import bulk
+        from omnigraph_spark.write.commit import bulk
 
         def stage_table(key: str, text: str) -> None:
             writer = frames[key].write.format(FORMAT).mode("append")
@@ -252,7 +254,7 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods):
         return repair(self._store(), dry_run, grace_seconds)
 
     def _store(self) -> Storage:
-        from omnigraph_spark.storage import Storage
+        from omnigraph_spark.storage.store import Storage
 
         return Storage.at(self.uri, self.storage)
 

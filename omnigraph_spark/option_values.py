@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from omnigraph_spark import layout
 from omnigraph_spark.errors import OptionError
+from omnigraph_spark.storage import layout
 
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)i?b?\Z", re.IGNORECASE)
 _KIND = re.compile(r"(?:node|edge):")

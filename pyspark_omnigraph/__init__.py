@@ -3,6 +3,6 @@
 Spark imports top-level modules named `pyspark_*` and registers their `DefaultSource` (FACTS 9).
 """
 
-from omnigraph_spark.datasource import OmnigraphDataSource as DefaultSource
+from omnigraph_spark.spark.datasource import OmnigraphDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -16,12 +16,12 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from omnigraph_spark import relocation
-from omnigraph_spark.engine_schema import ir
-from omnigraph_spark.engine_schema.model import EdgeType, EngineSchema, NodeType
-from omnigraph_spark.engine_schema.pg import parse_pg
 from omnigraph_spark.errors import OmnigraphError
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.schema import ir
+from omnigraph_spark.schema.model import EdgeType, EngineSchema, NodeType
+from omnigraph_spark.schema.pg import parse_pg
+from omnigraph_spark.storage import relocation
+from omnigraph_spark.storage.store import Storage
 
 OURS = "omnigraph_spark"
 _LINEAGE = ("_graph_commits.lance", "_graph_commit_actors.lance")

@@ -20,18 +20,18 @@ from datetime import datetime, timezone
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnigraph_spark import faults, layout
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import BranchNotFoundError, StorageError
-from omnigraph_spark.history import append_log
-from omnigraph_spark.history.append_log import AppendLog
 from omnigraph_spark.history.publishes import (
     PublishedVersion,
     branch_names,
     fork_of,
     publishes_between,
 )
-from omnigraph_spark.lance_errors import Outcome, outcome_of, translated
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import append_log, layout
+from omnigraph_spark.storage.append_log import AppendLog
+from omnigraph_spark.storage.lance_errors import Outcome, outcome_of, translated
+from omnigraph_spark.storage.store import Storage
 
 COMMITS = AppendLog(
     layout.GRAPH_COMMITS,
@@ -125,9 +125,9 @@ def record_publish(
         StorageError: the store failed. The publish stands; the next writer fills the gap.
     """
     own = PublishedVersion(graph_version, publish_id, _now(), actor, merged_parent)
-    faults.point("lineage.before_row")
+    _faults.point("lineage.before_row")
     record(storage, branch, own)
-    faults.point("lineage.after_row")
+    _faults.point("lineage.after_row")
 
 
 def record(storage: Storage, branch: str, own: PublishedVersion) -> None:
@@ -219,7 +219,7 @@ def _append(
     ]
     if actors:
         append_log.append(storage, COMMIT_ACTORS, COMMIT_ACTORS.rows(actors))
-    faults.point("lineage.after_actor")
+    _faults.point("lineage.after_actor")
     append_log.append(storage, COMMITS, _rows(commits), layout.lance_branch(branch))
 
 

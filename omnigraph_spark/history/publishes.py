@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnigraph_spark import layout
 from omnigraph_spark.errors import BranchNotFoundError
-from omnigraph_spark.ids import ulid_from
-from omnigraph_spark.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.manifest.rows import OURS, TOMBSTONE, VERSION
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import ulid_from
+from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
+from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
     from lance import LanceDataset

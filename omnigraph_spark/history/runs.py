@@ -14,11 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnigraph_spark import layout
 from omnigraph_spark.errors import OmnigraphError
-from omnigraph_spark.history import append_log
-from omnigraph_spark.history.append_log import AppendLog
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import append_log, layout
+from omnigraph_spark.storage.append_log import AppendLog
+from omnigraph_spark.storage.store import Storage
 
 RUNNING = "running"
 PUBLISHED = "published"

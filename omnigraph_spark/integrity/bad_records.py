@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 
 _ROWS_PER_FILE = 5_000
 

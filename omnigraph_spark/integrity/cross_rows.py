@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from omnigraph_spark import layout
 from omnigraph_spark.errors import CorruptManifestError
 from omnigraph_spark.integrity import rules
 from omnigraph_spark.integrity.round_rows import (
@@ -28,6 +27,7 @@ from omnigraph_spark.integrity.round_rows import (
 from omnigraph_spark.integrity.rules import CARD, ENDS, UNIQUE, UNIQUE_ID
 from omnigraph_spark.integrity.scratch import Scratch
 from omnigraph_spark.integrity.violations import STRANDED
+from omnigraph_spark.storage import layout
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from omnigraph_spark import layout
-from omnigraph_spark.engine_schema.model import EngineSchema
 from omnigraph_spark.integrity import rules, sources
 from omnigraph_spark.integrity.rules import TableRules
 from omnigraph_spark.integrity.scratch import Scratch
 from omnigraph_spark.integrity.sources import StagedFile
 from omnigraph_spark.integrity.violations import MOST_SAMPLES, Violation
 from omnigraph_spark.manifest.snapshot import Snapshot
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.schema.model import EngineSchema
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
     from lance import LanceDataset

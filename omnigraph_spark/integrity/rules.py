@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnigraph_spark import layout
-from omnigraph_spark.engine_schema.model import EdgeType, EngineSchema, NodeType
 from omnigraph_spark.errors import UnsupportedError
 from omnigraph_spark.option_rules import WRITTEN
+from omnigraph_spark.schema.model import EdgeType, EngineSchema, NodeType
+from omnigraph_spark.storage import layout
 
 OFF = "off"
 KEYS = "keys"

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnigraph_spark import layout
 from omnigraph_spark.integrity import values
 from omnigraph_spark.integrity.bad_records import BadRecords
 from omnigraph_spark.integrity.rules import ID_IS_KEY, NOT_NULL, Integrity, ValueRule
+from omnigraph_spark.storage import layout
 
 
 class Screen:

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from pyarrow import types as pt
 
 from omnigraph_spark.errors import UnsupportedError
-from omnigraph_spark.lance_errors import translated
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
     from lance import LanceDataset

@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from omnigraph_spark import auto_cleanup, engine_schema, layout
-from omnigraph_spark.branches import refs
+from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import OmnigraphError
-from omnigraph_spark.history import commits, crash_records, runs
+from omnigraph_spark.history import commits, runs
 from omnigraph_spark.history.publishes import PublishedVersion, publishes_between
-from omnigraph_spark.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.maintenance import moved
-from omnigraph_spark.manifest import migrations
+from omnigraph_spark.manifest import crash_records, migrations
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, head_version, load, open_main
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.table_head import is_clean, owner_of
+from omnigraph_spark.refs import refs
+from omnigraph_spark.storage import auto_cleanup, layout
+from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.table_head import is_clean, owner_of
 
 if TYPE_CHECKING:
     from lance import LanceDataset

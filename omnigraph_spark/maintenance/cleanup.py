@@ -15,19 +15,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
-from omnigraph_spark import layout
-from omnigraph_spark.branches import forks, refs
 from omnigraph_spark.errors import CorruptManifestError, OmnigraphError, OptionError
-from omnigraph_spark.history import crash_records
-from omnigraph_spark.history.crash_records import Heartbeat
-from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.maintenance import references, retention
 from omnigraph_spark.maintenance.references import Line, Names
 from omnigraph_spark.maintenance.retention import Pin, Refs
-from omnigraph_spark.manifest import migrations
+from omnigraph_spark.manifest import crash_records, migrations
+from omnigraph_spark.manifest.crash_records import Heartbeat
 from omnigraph_spark.manifest.snapshot import load, open_main
-from omnigraph_spark.progress import Progress
-from omnigraph_spark.storage import ObjectInfo, Storage
+from omnigraph_spark.refs import forks, refs
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.progress import Progress
+from omnigraph_spark.storage.store import ObjectInfo, Storage
 
 WEEK = timedelta(days=7)
 _DAY = timedelta(days=1)

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from omnigraph_spark import layout
-from omnigraph_spark.lance_errors import translated
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
     from lance import LanceDataset

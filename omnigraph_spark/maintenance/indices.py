@@ -19,9 +19,9 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from omnigraph_spark.errors import OptionError, StorageError, UnsupportedError
-from omnigraph_spark.ids import new_ulid
-from omnigraph_spark.index_types import BY_LANCES_NAME, KINDS
-from omnigraph_spark.lance_errors import translated
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.index_types import BY_LANCES_NAME, KINDS
+from omnigraph_spark.storage.lance_errors import translated
 
 if TYPE_CHECKING:
     from lance import LanceDataset

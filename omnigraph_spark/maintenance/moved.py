@@ -14,10 +14,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 
-from omnigraph_spark import relocation
 from omnigraph_spark.errors import CorruptManifestError
-from omnigraph_spark.lance_errors import DatasetNotFoundError
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import relocation
+from omnigraph_spark.storage.lance_errors import DatasetNotFoundError
+from omnigraph_spark.storage.store import Storage
 
 _BASE_PATHS = 18
 _BASE_ID, _BASE_PATH = 1, 4

@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from omnigraph_spark import layout
 from omnigraph_spark.errors import OptionError
-from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.maintenance import compacting, indices
 from omnigraph_spark.maintenance.compacting import Detached, Group
 from omnigraph_spark.maintenance.indices import TableIndex
 from omnigraph_spark.maintenance.prepared import Prepared
 from omnigraph_spark.maintenance.rounds import Maintained, maintain
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load
-from omnigraph_spark.progress import Progress
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.storage.progress import Progress
+from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.plan import Settings
 
 if TYPE_CHECKING:

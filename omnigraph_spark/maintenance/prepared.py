@@ -15,16 +15,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from omnigraph_spark import faults
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import OmnigraphError
-from omnigraph_spark.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.maintenance import compacting, indices
 from omnigraph_spark.maintenance.compacting import Group
 from omnigraph_spark.manifest.snapshot import TableEntry
-from omnigraph_spark.write import field_map
-from omnigraph_spark.write.field_map import FieldMap
-from omnigraph_spark.write.table_commit import Moved
-from omnigraph_spark.write.table_head import (
+from omnigraph_spark.storage import field_map
+from omnigraph_spark.storage.field_map import FieldMap
+from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
+from omnigraph_spark.write.commit.table_commit import Moved
+from omnigraph_spark.write.commit.table_head import (
     Round,
     StartOver,
     commit,
@@ -120,9 +120,9 @@ def apply(round_: Round, prepared: Prepared, entry: TableEntry) -> Moved:
             first = before = int(head.version)
         made = head
         for operation in _operations(prepared, head):
-            faults.point("table.before_commit")
+            _faults.point("table.before_commit")
             made = commit(made, int(made.version), operation, round_.publish_id)
-            faults.point("table.after_commit")
+            _faults.point("table.after_commit")
             if first is None:
                 first = int(made.version)
             elif made.version != before + 1:

@@ -14,9 +14,9 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.maintenance.compacting import storage_folder
-from omnigraph_spark.storage import ObjectInfo, Storage
+from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.storage.store import ObjectInfo, Storage
 
 if TYPE_CHECKING:
     from lance import LanceDataset

@@ -13,22 +13,23 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from omnigraph_spark import engine_schema, layout
-from omnigraph_spark.branches import forks, refs
+from omnigraph_spark import schema
 from omnigraph_spark.errors import CommitTimeoutError
-from omnigraph_spark.history import commits, crash_records, runs
-from omnigraph_spark.history.crash_records import Heartbeat
-from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.history import commits, runs
 from omnigraph_spark.maintenance import check as checks
 from omnigraph_spark.maintenance import moved
 from omnigraph_spark.maintenance.check import Finding, check
-from omnigraph_spark.manifest import migrations
+from omnigraph_spark.manifest import crash_records, migrations
+from omnigraph_spark.manifest.crash_records import Heartbeat
 from omnigraph_spark.manifest.publisher import has_publish
 from omnigraph_spark.manifest.snapshot import load, open_main, open_manifest, read_rows
 from omnigraph_spark.manifest.writable import open_for_writing
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import heal
-from omnigraph_spark.write.table_head import Round, StartOver
+from omnigraph_spark.refs import forks, refs
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit import heal
+from omnigraph_spark.write.commit.table_head import Round, StartOver
 
 _ATTEMPTS = 10
 _STAGING_AGE = timedelta(days=1)
@@ -102,7 +103,7 @@ def _repair(storage: Storage, found: list[Finding], grace_seconds: float) -> Non
         return [one for kind in kinds for one in by_kind.get(kind, [])]
 
     if those(checks.SCHEMA_FILES):
-        engine_schema.repair(storage)
+        schema.repair(storage)
     for one in those(checks.MOVED_BRANCH):
         moved.point_here(storage, one.place, one.branch)
     for one in those(checks.LEFTOVER_FORK):

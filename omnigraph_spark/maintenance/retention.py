@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import combinations, pairwise
 
-from omnigraph_spark import layout
-from omnigraph_spark.branches import refs
-from omnigraph_spark.branches.merge_base import merge_bases
-from omnigraph_spark.branches.refs import Branch, Tag
 from omnigraph_spark.errors import UnsupportedError
 from omnigraph_spark.history import commits
-from omnigraph_spark.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.refs import refs
+from omnigraph_spark.refs.merge_base import merge_bases
+from omnigraph_spark.refs.refs import Branch, Tag
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
+from omnigraph_spark.storage.store import Storage
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ from itertools import repeat
 
 import pyarrow as pa
 
-from omnigraph_spark import faults, layout
-from omnigraph_spark.branches import forks
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import (
     CommitTimeoutError,
     ExpectedVersionMismatch,
@@ -25,20 +24,27 @@ from omnigraph_spark.errors import (
     PublishOutcomeUnknown,
     RowLevelCasContention,
 )
-from omnigraph_spark.history import commits, crash_records
-from omnigraph_spark.history.crash_records import Heartbeat
-from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.history import commits, compaction
 from omnigraph_spark.maintenance import prepared
 from omnigraph_spark.maintenance.prepared import Prepared, Stale
-from omnigraph_spark.manifest import compaction, migrations
+from omnigraph_spark.manifest import crash_records, migrations
+from omnigraph_spark.manifest.crash_records import Heartbeat
 from omnigraph_spark.manifest.publisher import Publish, Published, has_publish, publish
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, load, open_main, read_rows
 from omnigraph_spark.manifest.writable import branch_identifier, open_for_writing
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import heal
+from omnigraph_spark.refs import forks
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit import heal
+from omnigraph_spark.write.commit.table_commit import (
+    Moved,
+    is_put_back,
+    manifest_metadata,
+    put_back,
+)
+from omnigraph_spark.write.commit.table_head import Round, StartOver
 from omnigraph_spark.write.plan import APPEND, Settings, TableTarget
-from omnigraph_spark.write.table_commit import Moved, is_put_back, manifest_metadata, put_back
-from omnigraph_spark.write.table_head import Round, StartOver
 
 _LONGEST_PAUSE_SECONDS = 0.5
 _MOST_REBUILDS = 10
@@ -186,7 +192,7 @@ class _Maintenance:
         crash_records.refuse_foreign(self.storage, self.settings.orphan_grace_seconds)
         entries = {key: self._entry(snapshot, key) for key in keys}
         heartbeat.record(self.branch, entries.values(), self.actor)
-        faults.point("commit.record_written")
+        _faults.point("commit.record_written")
         if heal.resolve_dead(self.round, self.settings.orphan_grace_seconds):
             raise StartOver("dead writes were rolled back")
         moved: list[Moved] = []
@@ -201,14 +207,14 @@ class _Maintenance:
                     del self.built[key]
                     raise
                 _log.info("%s: %s is at version %d", self.mode, key, moved[-1].version)
-            faults.point("commit.tables_done")
+            _faults.point("commit.tables_done")
             done = publish(self.storage, self._request(moved))
         except PublishOutcomeUnknown:
             raise
         except (StartOver, Stale, OmnigraphError):
             self._put_back(moved)
             raise
-        faults.point("commit.after_publish")
+        _faults.point("commit.after_publish")
         return self._published(heartbeat, done, tuple(one.table_key for one in moved))
 
     def _request(self, moved: Sequence[Moved]) -> Publish:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from omnigraph_spark.maintenance.optimize import Run
     from omnigraph_spark.manifest.snapshot import TableEntry
-    from omnigraph_spark.storage import Storage
+    from omnigraph_spark.storage.store import Storage
 
 
 def run_on_spark(spark: SparkSession) -> Run:

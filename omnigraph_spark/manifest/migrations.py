@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from omnigraph_spark import auto_cleanup, faults
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import CorruptManifestError, UnsupportedManifestVersion
-from omnigraph_spark.lance_errors import Outcome, outcome_of, translated, typed
 from omnigraph_spark.manifest.rows import MANIFEST_SCHEMA, PRIMARY_KEY_ANNOTATION
+from omnigraph_spark.storage import auto_cleanup
+from omnigraph_spark.storage.lance_errors import Outcome, outcome_of, translated, typed
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -146,12 +147,12 @@ def _v1_to_v2(manifest: LanceDataset) -> None:
             found=", ".join(annotated),
             hint="Lance can't move it; copy the graph into a new one",
         )
-    faults.point("migrate.before_annotation")
+    _faults.point("migrate.before_annotation")
     if not annotated:
         manifest.update_field_metadata({"object_id": {PRIMARY_KEY_ANNOTATION: "true"}})
-    faults.point("migrate.before_stamp")
+    _faults.point("migrate.before_stamp")
     manifest.update_schema_metadata({_STAMP_KEY: str(INTERNAL_MANIFEST_SCHEMA_VERSION)})
-    faults.point("migrate.after_stamp")
+    _faults.point("migrate.after_stamp")
 
 
 def _unsupported(found: object) -> UnsupportedManifestVersion:

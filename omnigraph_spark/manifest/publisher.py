@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnigraph_spark import faults, layout
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import (
     BranchNotFoundError,
     CorruptManifestError,
@@ -26,14 +26,6 @@ from omnigraph_spark.errors import (
     OmnigraphError,
     PublishOutcomeUnknown,
     RowLevelCasContention,
-)
-from omnigraph_spark.lance_errors import (
-    DatasetNotFoundError,
-    Outcome,
-    is_panic,
-    outcome_of,
-    translated,
-    typed,
 )
 from omnigraph_spark.manifest.rows import (
     TOMBSTONE,
@@ -46,7 +38,16 @@ from omnigraph_spark.manifest.rows import (
 from omnigraph_spark.manifest.snapshot import Snapshot, fold, open_main, read_rows
 from omnigraph_spark.manifest.txn import check_txn
 from omnigraph_spark.manifest.writable import branch_identifier, open_for_writing
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.lance_errors import (
+    DatasetNotFoundError,
+    Outcome,
+    is_panic,
+    outcome_of,
+    translated,
+    typed,
+)
+from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -182,7 +183,7 @@ def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published |
     _check_expected(snapshot, request)
     new_rows = _rows(snapshot, request)
     _check_visible(rows, new_rows, request, manifest.version)
-    faults.point("publish.before_merge")
+    _faults.point("publish.before_merge")
     if time.monotonic() - opened > _HANDLE_SECONDS:
         return None
     try:
@@ -194,7 +195,7 @@ def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published |
             attempt.lost(error)
             return None
         raise typed(error, "Publishing to __manifest") from error
-    faults.point("publish.after_merge")
+    _faults.point("publish.after_merge")
     _check_branch_after(storage, request)
     return Published(version)
 
@@ -219,7 +220,7 @@ def _check_branch_after(storage: Storage, request: Publish) -> None:
 
 def _merge(manifest: LanceDataset, rows: pa.Table) -> int:
     """Merge rows by `object_id` in one commit and return the version it made (FACTS 21)."""
-    faults.point("publish.sending")
+    _faults.point("publish.sending")
     (
         manifest.merge_insert("object_id")
         .when_matched_update_all()
@@ -228,7 +229,7 @@ def _merge(manifest: LanceDataset, rows: pa.Table) -> int:
         .use_index(False)
         .execute(rows)
     )
-    faults.point("publish.landed")
+    _faults.point("publish.landed")
     return int(manifest.version)
 
 

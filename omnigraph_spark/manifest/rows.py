@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from omnigraph_spark import layout
+from omnigraph_spark.storage import layout
 
 TABLE = "table"
 VERSION = "table_version"

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnigraph_spark import layout
 from omnigraph_spark.errors import (
     BranchNotFoundError,
     CorruptManifestError,
@@ -23,10 +22,11 @@ from omnigraph_spark.errors import (
     UnsupportedManifestVersion,
     VersionNotFoundError,
 )
-from omnigraph_spark.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.manifest import kept_rows, migrations
 from omnigraph_spark.manifest.rows import MANIFEST_SCHEMA, OURS, TABLE, TOMBSTONE, VERSION, fit
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
+from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -334,7 +334,7 @@ def _check_branch(main: LanceDataset, branch: str) -> None:
 
 
 def _open_version(storage: Storage, branch: str, version: int | None) -> LanceDataset:
-    from omnigraph_spark import relocation
+    from omnigraph_spark.storage import relocation
 
     try:
         return relocation.open_for_reading(

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from omnigraph_spark import auto_cleanup, faults, layout, relocation
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import BranchNotFoundError, UnsupportedError
-from omnigraph_spark.lance_errors import Outcome, outcome_of, translated, typed
 from omnigraph_spark.manifest import migrations
 from omnigraph_spark.manifest.snapshot import open_main
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import auto_cleanup, layout, relocation
+from omnigraph_spark.storage.lance_errors import Outcome, outcome_of, translated, typed
+from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -39,7 +40,7 @@ def open_for_writing(storage: Storage, branch: str, identifier: str | None = Non
             )
         refuse_moved(storage, branch)
         manifest = storage.dataset(layout.MANIFEST, branch)
-    faults.point("publish.opened")
+    _faults.point("publish.opened")
     migrations.refuse_newer(manifest)
     migrations.check_readable(manifest)
     manifest = migrations.migrate_internal_schema(manifest)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from omnigraph_spark.engine_types import is_blob
+from omnigraph_spark.schema.property_types import is_blob
 
 if TYPE_CHECKING:
     from lance import LanceFragment

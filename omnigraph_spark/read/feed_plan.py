@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from omnigraph_spark.branches.changes import Change
-from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import TableEntry
 from omnigraph_spark.read.open_datasets import fragments_of
 from omnigraph_spark.read.plan import Scan, shared_out
-from omnigraph_spark.relocation import open_for_reading
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.refs.changes import Change
+from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.storage.relocation import open_for_reading
+from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
     from lance import LanceDataset

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from omnigraph_spark import layout
-from omnigraph_spark.branches import refs
 from omnigraph_spark.history import commits, runs
-from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.read.publish_notes import read_notes
-from omnigraph_spark.relocation import open_for_reading
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.refs import refs
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.storage.relocation import open_for_reading
+from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
     from lance import LanceDataset

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from omnigraph_spark.errors import StorageError
 from omnigraph_spark.read.plan import Scan
-from omnigraph_spark.relocation import open_for_reading
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.relocation import open_for_reading
+from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
     from lance import LanceDataset, LanceFragment

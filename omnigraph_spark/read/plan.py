@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
-from omnigraph_spark.relocation import open_for_reading
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.storage.relocation import open_for_reading
+from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
     from lance import LanceDataset

@@ -15,10 +15,10 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from omnigraph_spark.lance_errors import translated
 from omnigraph_spark.manifest.rows import OURS, TOMBSTONE, VERSION
 from omnigraph_spark.manifest.snapshot import Snapshot, open_manifest
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.storage.store import Storage
 
 _WRITTEN_AT = "_row_last_updated_at_version"
 

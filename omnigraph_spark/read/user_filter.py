@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from omnigraph_spark import lance_errors
 from omnigraph_spark.errors import OptionError
+from omnigraph_spark.storage import lance_errors
 
 if TYPE_CHECKING:
     from lance import LanceDataset

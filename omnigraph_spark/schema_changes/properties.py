@@ -1,7 +1,7 @@
 """Add, drop and rename properties of one table: one publish each, and no row is written.
 
 Runs on the driver. Old graph versions keep their own columns. The schema files follow as
-`write/property_files.py` says: a property leaves them before its column goes, and enters them after
+`refs/property_files.py` says: a property leaves them before its column goes, and enters them after
 its column is published.
 """
 
@@ -13,16 +13,7 @@ from dataclasses import replace
 import pyarrow as pa
 from pyspark.sql.types import DataType, StructField
 
-from omnigraph_spark import arrow_types, engine_schema, engine_types, layout
-from omnigraph_spark.arrow_types import NewColumn
-from omnigraph_spark.engine_schema.model import (
-    SYSTEM_COLUMNS,
-    Constraint,
-    LeftOut,
-    NodeType,
-    Property,
-    engine_type_of,
-)
+from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import (
     OmnigraphError,
     OptionError,
@@ -32,11 +23,23 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.options import WriteOptions
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import merge_schema, property_files
-from omnigraph_spark.write.commit import Committed, commit
+from omnigraph_spark.refs import property_files
+from omnigraph_spark.refs.property_files import Forgotten
+from omnigraph_spark.schema import property_types
+from omnigraph_spark.schema.model import (
+    SYSTEM_COLUMNS,
+    Constraint,
+    LeftOut,
+    NodeType,
+    Property,
+    engine_type_of,
+)
+from omnigraph_spark.spark import merge_schema, spark_types
+from omnigraph_spark.spark.spark_types import NewColumn
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import Committed, commit
 from omnigraph_spark.write.plan import ALTER, TableTarget, WritePlan, head, plan_write
-from omnigraph_spark.write.property_files import Forgotten
 
 
 def add_property(
@@ -114,7 +117,7 @@ def rename_property(
             column=new,
         )
     rest = [name for name in names if name != old]
-    arrow_types.check_new_names([*rest, new], target.table_key, rest)
+    spark_types.check_new_names([*rest, new], target.table_key, rest)
     field = target.schema.field(old)
     if not field.nullable and isinstance(engine_type_of(field.with_name(new), {}), LeftOut):
         raise SchemaMismatchError(
@@ -140,17 +143,17 @@ def _plan(storage: Storage, options: WriteOptions, table: str) -> WritePlan:
 
 def _column(name: str, kind: str | DataType) -> NewColumn:
     if isinstance(kind, DataType):
-        return arrow_types.new_property(StructField(name, kind, True))
-    engine = engine_types.parse(kind)
+        return spark_types.new_property(StructField(name, kind, True))
+    engine = property_types.parse(kind)
     if not engine.nullable:
         raise OptionError(
             f"A new property must allow nulls: rows that are there have no value of {name}",
             expected=f"{kind.strip()}?",
             found=kind,
         )
-    if not engine_types.can_name(name):
-        return NewColumn(pa.field(name, engine_types.to_arrow(engine)), None, False)
-    return NewColumn(engine_types.arrow_field(name, engine), engine, False)
+    if not property_types.can_name(name):
+        return NewColumn(pa.field(name, property_types.to_arrow(engine)), None, False)
+    return NewColumn(property_types.arrow_field(name, engine), engine, False)
 
 
 def _check_free(storage: Storage, plan: WritePlan, target: TableTarget, name: str) -> None:

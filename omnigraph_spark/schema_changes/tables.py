@@ -7,14 +7,16 @@ from dataclasses import replace
 
 from pyspark.sql.types import StringType, StructField, StructType
 
-from omnigraph_spark import ddl, engine_schema, layout
-from omnigraph_spark.engine_schema.model import SYSTEM_COLUMNS, EngineSchema
+from omnigraph_spark import schema
 from omnigraph_spark.errors import OptionError
 from omnigraph_spark.options import WriteOptions
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import drops
-from omnigraph_spark.write.commit import Committed, commit
-from omnigraph_spark.write.frame_plan import plan_frames
+from omnigraph_spark.schema.model import SYSTEM_COLUMNS, EngineSchema
+from omnigraph_spark.spark import ddl
+from omnigraph_spark.spark.frame_plan import plan_frames
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit import drops
+from omnigraph_spark.write.commit.commit import Committed, commit
 from omnigraph_spark.write.plan import ALTER, head, plan_write
 
 
@@ -63,7 +65,7 @@ def drop_table(storage: Storage, options: WriteOptions, tables: Iterable[str]) -
     keys = [
         snapshot.entry(name if ":" in name else snapshot.resolve(name)).table_key for name in named
     ]
-    drops.refuse_stranded(keys, snapshot, engine_schema.read(storage) or EngineSchema())
+    drops.refuse_stranded(keys, snapshot, schema.read(storage) or EngineSchema())
     plan = plan_write(storage, options, {})
     return commit(
         replace(

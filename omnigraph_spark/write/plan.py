@@ -12,17 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from omnigraph_spark import engine_schema, layout
-from omnigraph_spark.branches import forks, manage, refs
-from omnigraph_spark.engine_schema.model import (
-    EdgeType,
-    EngineSchema,
-    NodeType,
-    Property,
-    of_arrow,
-    table_schema,
-)
-from omnigraph_spark.engine_types import EngineType, is_blob
+from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
     GraphNotFoundError,
@@ -31,11 +21,9 @@ from omnigraph_spark.errors import (
     TableNotFoundError,
     UnsupportedError,
 )
-from omnigraph_spark.history import crash_records
-from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.integrity import rules
 from omnigraph_spark.integrity.rules import Integrity
-from omnigraph_spark.manifest import migrations
+from omnigraph_spark.manifest import crash_records, migrations
 from omnigraph_spark.manifest.snapshot import (
     Snapshot,
     TableEntry,
@@ -47,7 +35,19 @@ from omnigraph_spark.manifest.snapshot import (
 )
 from omnigraph_spark.manifest.writable import branch_identifier, refuse_moved
 from omnigraph_spark.options import WriteOptions
-from omnigraph_spark.storage import Storage, normalize_root
+from omnigraph_spark.refs import branches, forks, refs
+from omnigraph_spark.schema.model import (
+    EdgeType,
+    EngineSchema,
+    NodeType,
+    Property,
+    of_arrow,
+    table_schema,
+)
+from omnigraph_spark.schema.property_types import EngineType, is_blob
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage, normalize_root
 
 APPEND = "append"
 OVERWRITE = "overwrite"
@@ -205,7 +205,7 @@ def plan_write(
         targets,
     )
     if options.branch_from is not None and snapshot.graph_version == _NO_BRANCH:
-        manage.ensure_branch(storage, options.branch, refs.named(storage, options.branch_from))
+        branches.ensure_branch(storage, options.branch, refs.named(storage, options.branch_from))
         return plan_write(storage, options, tables, read_versions)
     for key in targets:
         if key in snapshot.tables:
@@ -246,7 +246,7 @@ def head(storage: Storage, options: WriteOptions) -> Snapshot:
     """
     branch, version = options.branch, None
     try:
-        if options.branch_from is not None and not manage.has_branch(storage, branch):
+        if options.branch_from is not None and not branches.has_branch(storage, branch):
             layout.check_branch_name(branch)
             branch, version = refs.named(storage, options.branch_from)
             origin = load(storage, branch, version)

@@ -12,11 +12,11 @@ from omnigraph_spark import options as option_module
 from omnigraph_spark.errors import OmnigraphError, PublishOutcomeUnknown
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.options import WriteOptions
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import commit as commit_module
-from omnigraph_spark.write import stage as stage_module
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit import commit as commit_module
 from omnigraph_spark.write.plan import WritePlan, plan_write
-from omnigraph_spark.write.stage import StagedTable
+from omnigraph_spark.write.tasks import stage as stage_module
+from omnigraph_spark.write.tasks.stage import StagedTable
 from tests.chaos import rows
 from tests.chaos.launcher import Setup
 from tests.chaos.ledger import ACKNOWLEDGED, AMBIGUOUS, APPEND, FAILED, OVERWRITE, Pen

@@ -174,7 +174,7 @@ class Case:
 
     def untouched(self, key: str) -> None:
         """Demand that a table's files are the same at the end."""
-        from omnigraph_spark import layout
+        from omnigraph_spark.storage import layout
 
         location = layout.table_location(key)
         self._untouched[location] = oracle.listing(self.graph, location)

@@ -124,7 +124,7 @@ def barrier(parties: int) -> Barrier:
 def _run(
     send: Connection, setup: Setup, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
-    from omnigraph_spark import faults
+    from omnigraph_spark import _faults
 
     if os.environ.get("CHAOS_LOG"):
         logging.basicConfig(
@@ -135,7 +135,7 @@ def _run(
     os.environ[FAULTS_LOG] = setup.faults_log
     os.environ["AWS_SECRET_ACCESS_KEY"] = oracle.SECRET
     for point, action in setup.faults.items():
-        faults.arm(point, action)
+        _faults.arm(point, action)
     if setup.mutation is not None:
         from tests.chaos import mutations
 

@@ -13,15 +13,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from omnigraph_spark.history import commits, crash_records
-from omnigraph_spark.lance_errors import Outcome
-from omnigraph_spark.manifest import migrations, publisher
+from omnigraph_spark.history import commits
+from omnigraph_spark.manifest import crash_records, migrations, publisher
 from omnigraph_spark.manifest.publisher import Published
 from omnigraph_spark.manifest.rows import PRIMARY_KEY_ANNOTATION, TableRow
-from omnigraph_spark.write import (
+from omnigraph_spark.storage import field_map
+from omnigraph_spark.storage.lance_errors import Outcome
+from omnigraph_spark.write.commit import (
     added_columns,
     commit,
-    field_map,
     heal,
     reshape,
     staged_files,

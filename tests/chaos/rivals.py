@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from omnigraph_spark import faults
-from omnigraph_spark.ids import new_ulid
+from omnigraph_spark import _faults
 from omnigraph_spark.manifest import publisher
 from omnigraph_spark.manifest.rows import OURS, TableRow, VersionRow, to_arrow
 from omnigraph_spark.manifest.snapshot import load, open_main
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
 from tests.chaos import jobs, rows
 from tests.chaos.launcher import Setup
 from tests.chaos.ledger import APPEND, FAILED, Pen
@@ -86,7 +86,7 @@ def make_orphan(setup: Setup, graph: str, key: str, kind: str, versions: int) ->
     """Commit to a table without publishing, as a foreign writer; return the head's version."""
     import lance
 
-    from omnigraph_spark import layout
+    from omnigraph_spark.storage import layout
 
     pen = Pen(setup.ledger, setup.writer)
     location = layout.table_location(key)
@@ -127,7 +127,7 @@ class StoreGone(Step):
     """From here on `__manifest` can't be opened any more."""
 
     def act(self) -> None:
-        faults.arm("publish.opened", "raise")
+        _faults.arm("publish.opened", "raise")
 
 
 @dataclass

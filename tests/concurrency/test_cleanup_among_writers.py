@@ -11,7 +11,7 @@ from omnigraph_spark.maintenance.cleanup import cleanup
 from omnigraph_spark.maintenance.optimize import create_index, optimize, run_here
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.read.plan import read_table
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 from tests.support import branches, writes
 from tests.support.processes import Outcome, at_once
 from tests.support.writes import COMPANY, PERSON, ids

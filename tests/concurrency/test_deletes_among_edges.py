@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from omnigraph_spark.errors import IntegrityError
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import WritePlan
-from omnigraph_spark.write.stage import StagedTable, stage
+from omnigraph_spark.write.tasks.stage import StagedTable, stage
 from tests.support.writes import EDGE_SCHEMA, KNOWS, PERSON, ids, new_graph, plan, write
 
 _ROUNDS = int(os.environ.get("OMNIGRAPH_SPARK_RACES", "6"))

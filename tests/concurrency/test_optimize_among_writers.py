@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from omnigraph_spark.maintenance.optimize import create_index, optimize, run_here
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.plan import Settings
 from tests.support import lance_graphs, writes
 from tests.support.processes import Outcome, at_once

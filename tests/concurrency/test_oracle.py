@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from omnigraph_spark import layout
-from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.manifest import publisher
 from omnigraph_spark.manifest.rows import VersionRow, to_arrow
 from omnigraph_spark.manifest.snapshot import load, open_main
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import new_ulid
 from tests.chaos import ledger as ledger_module
 from tests.chaos import oracle, rows
 from tests.chaos.jobs import Writer

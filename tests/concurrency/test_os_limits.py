@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from omnigraph_spark import faults, layout
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import OmnigraphError
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
 from tests.support import graphs, writes
 from tests.support.writes import COMPANY, PERSON, ids
 
@@ -87,7 +88,7 @@ def graph(open_folder: Path) -> Iterator[Storage]:
     storage = writes.new_graph(Storage.at(str(open_folder / "g")))
     os.sync()
     yield storage
-    faults.disarm()
+    _faults.disarm()
 
 
 def child(storage: Storage, warm: Path, action: str, limit: str) -> dict[str, object]:
@@ -192,7 +193,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mounted.returncode:
         pytest.skip(f"mounting a small disk is not allowed here: {mounted.stderr.strip()}")
     yield place
-    faults.disarm()
+    _faults.disarm()
     subprocess.run(["umount", "-l", str(place)], check=False)
 
 
@@ -228,7 +229,7 @@ def test_a_disk_that_gets_full_at_any_step_tears_nothing_and_works_with_space_ag
     small_disk: Path, point: str
 ) -> None:
     storage = writes.new_graph(Storage.at(str(small_disk / "g")))
-    faults.arm(point, writes.once(lambda: fill(small_disk)))
+    _faults.arm(point, writes.once(lambda: fill(small_disk)))
     rows = {PERSON: ["ours"], COMPANY: ["ours"]}
     try:
         planned = writes.plan(storage, list(rows))
@@ -236,7 +237,7 @@ def test_a_disk_that_gets_full_at_any_step_tears_nothing_and_works_with_space_ag
         failed = None
     except OmnigraphError as error:
         failed = str(error)
-    faults.disarm()
+    _faults.disarm()
     found = ids(storage, PERSON), ids(storage, COMPANY)
     assert found[0] == found[1], "torn"
     if failed is None:

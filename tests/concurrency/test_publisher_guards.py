@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from omnigraph_spark import faults
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import ExpectedVersionMismatch
-from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import VersionRow
 from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.storage.ids import new_ulid
 from tests.chaos import rows
 from tests.chaos.jobs import Writer
 from tests.chaos.launcher import Setup
@@ -24,7 +24,7 @@ def writer(tmp_path: Path) -> Iterator[Writer]:
     made = Writer(Setup("w", str(tmp_path)), str(tmp_path / "graph"))
     assert made.write({rows.PERSON: 2}) == "acknowledged"
     yield made
-    faults.disarm()
+    _faults.disarm()
 
 
 def _publish_expecting_no_company(writer: Writer) -> None:
@@ -43,7 +43,7 @@ def test_a_table_that_is_made_between_check_and_merge_is_a_mismatch(writer: Writ
             once.clear()
             assert writer.write({rows.COMPANY: 1}) == "acknowledged"
 
-    faults.arm("publish.before_merge", make_company)
+    _faults.arm("publish.before_merge", make_company)
     with pytest.raises(ExpectedVersionMismatch, match="expected version 0 · found version 1"):
         _publish_expecting_no_company(writer)
 

@@ -11,10 +11,10 @@ import pytest
 from lance import LanceOperation
 
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import table_head
-from omnigraph_spark.write.table_commit import Moved, put_back
-from omnigraph_spark.write.table_head import Round, StartOver, is_clean, owner_of, settle
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit import table_head
+from omnigraph_spark.write.commit.table_commit import Moved, put_back
+from omnigraph_spark.write.commit.table_head import Round, StartOver, is_clean, owner_of, settle
 from tests.chaos import rows
 from tests.chaos.jobs import Writer
 from tests.chaos.launcher import Setup

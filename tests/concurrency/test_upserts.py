@@ -12,9 +12,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import commit
-from omnigraph_spark.write.stage import stage
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
+from omnigraph_spark.write.tasks.stage import stage
 from tests.support.writes import COMPANY, NODE_SCHEMA, ids, new_graph, plan
 
 _WRITERS = 16

@@ -10,7 +10,7 @@ import pytest
 from omnigraph_spark.errors import ExpectedVersionMismatch, RowLevelCasContention
 from omnigraph_spark.history import commits
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 from tests.support import writes
 from tests.support.processes import Outcome, at_once
 from tests.support.writes import ALL, COMPANY, KNOWS, PERSON, ids

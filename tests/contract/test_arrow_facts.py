@@ -14,7 +14,9 @@ import pytest
 from lance.fragment import write_fragments
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
-from omnigraph_spark import arrow_cast, arrow_types, engine_types
+from omnigraph_spark.arrow import cast
+from omnigraph_spark.schema import property_types
+from omnigraph_spark.spark import spark_types
 
 EVERY_TYPE = (
     T.StructType()
@@ -57,7 +59,7 @@ def described(arrow: pa.DataType) -> Any:
 
 def test_our_arrow_schema_is_the_one_that_pyspark_derives() -> None:
     plain = T.StructType([f for f in EVERY_TYPE if f.name != "char"])
-    ours, theirs = arrow_types.arrow_schema(plain), pyspark_schema(plain)
+    ours, theirs = spark_types.arrow_schema(plain), pyspark_schema(plain)
     assert ours.equals(theirs)
     assert [(f.name, f.nullable, described(f.type)) for f in ours] == [
         (f.name, f.nullable, described(f.type)) for f in theirs
@@ -68,11 +70,11 @@ def test_our_arrow_schema_is_the_one_that_pyspark_derives() -> None:
 def test_a_new_column_that_is_read_back_has_the_schema_that_pyspark_derives(
     field: T.StructField,
 ) -> None:
-    stored = arrow_types.new_column(field)
-    again = arrow_types.spark_field(stored)
-    assert arrow_types.same_type(again.dataType, field.dataType)
+    stored = spark_types.new_column(field)
+    again = spark_types.spark_field(stored)
+    assert spark_types.same_type(again.dataType, field.dataType)
     derived = pyspark_schema(T.StructType([again])).field(0).type
-    assert described(arrow_types.read_type(stored)) == described(derived)
+    assert described(spark_types.read_type(stored)) == described(derived)
 
 
 @pytest.mark.parametrize("arrow", [pa.date64(), pa.uint8(), pa.uint64(), pa.float16()])
@@ -86,7 +88,7 @@ def test_pyarrow_cuts_a_timestamp_to_midnight_when_it_casts_to_date64() -> None:
     """FACTS 43: why exact_leaf goes by way of integers."""
     noon = pa.array([43_200_000], pa.int64()).view(pa.timestamp("ms", "UTC"))
     assert noon.cast(pa.date64()).view(pa.int64()).to_pylist() == [0]
-    assert arrow_cast.exact_leaf(noon, pa.date64()).view(pa.int64()).to_pylist() == [43_200_000]
+    assert cast.exact_leaf(noon, pa.date64()).view(pa.int64()).to_pylist() == [43_200_000]
 
 
 def test_pyarrow_keeps_milliseconds_when_it_casts_date64_to_a_timestamp() -> None:
@@ -127,7 +129,7 @@ def test_lance_panics_on_decimals_that_are_aligned_to_8_bytes(tmp_path: Path) ->
     with pytest.raises(BaseException, match="not aligned") as caught:
         table(tmp_path, pa.table({"d": column}))
     assert not isinstance(caught.value, Exception)
-    assert arrow_cast.fresh(column).buffers()[1].address % 16 == 0
+    assert cast.fresh(column).buffers()[1].address % 16 == 0
 
 
 def test_lance_appends_by_name_and_refuses_other_physical_types(tmp_path: Path) -> None:
@@ -185,9 +187,7 @@ def test_fragments_of_2_2_in_an_older_dataset_keep_null_structs(tmp_path: Path) 
 
 
 def blobs(values: list[bytes | None]) -> pa.Array:
-    return arrow_cast.convert(
-        pa.array(values, pa.binary()), engine_types.blob_type(), arrow_cast.exact_leaf
-    )
+    return cast.convert(pa.array(values, pa.binary()), property_types.blob_type(), cast.exact_leaf)
 
 
 def test_lance_gives_blobs_as_descriptions_unless_asked_for_bytes(tmp_path: Path) -> None:
@@ -204,5 +204,5 @@ def test_lance_gives_blobs_as_descriptions_unless_asked_for_bytes(tmp_path: Path
 
 def test_a_blob_column_has_the_shape_of_the_engines(tmp_path: Path) -> None:
     dataset = table(tmp_path, pa.table({"pic": blobs([b"A"])}))
-    assert dataset.schema.field("pic").type == engine_types.blob_type()
+    assert dataset.schema.field("pic").type == property_types.blob_type()
     assert dataset.schema.field("pic").type.storage_type.names == ["data", "uri"]

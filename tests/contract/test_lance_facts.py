@@ -24,9 +24,9 @@ from lance.dataset import AutoCleanupConfig
 from lance.fragment import FragmentMetadata, write_fragments
 from lance.optimize import Compaction
 
-from omnigraph_spark import layout
 from omnigraph_spark.errors import StorageError
-from omnigraph_spark.lance_errors import (
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.lance_errors import (
     DatasetNotFoundError,
     Outcome,
     is_panic,

@@ -256,7 +256,7 @@ def test_init_runs_once_per_load_and_state_set_by_schema_reaches_every_reader(
 def test_processes_that_plan_or_run_tasks_carry_the_mark_of_those_that_are_used_again(
     spark: SparkSession, probe: Probe
 ) -> None:
-    # What omnigraph_spark.python_workers goes by.
+    # What omnigraph_spark.storage.python_workers goes by.
     frame = spark.read.format("probe").load("/g")
     frame.write.format("probe").mode("append").save("/g")
     events = ("schema", "reader", "writer", "write", "commit")

@@ -14,17 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from omnigraph_spark import faults
-from omnigraph_spark.branches import manage, refs, restore, tags
+from omnigraph_spark import _faults
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance.check import check
 from omnigraph_spark.maintenance.cleanup import cleanup
 from omnigraph_spark.maintenance.optimize import create_index, optimize, run_here
 from omnigraph_spark.maintenance.repair import repair
 from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.merge import restore
+from omnigraph_spark.refs import branches as manage
+from omnigraph_spark.refs import refs, tags
 from omnigraph_spark.schema_changes import properties
 from omnigraph_spark.schema_changes import tables as table_changes
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
 from tests.support import branches, columns, exports, graphs
 from tests.support.engine import Engine, EngineRefusedError, knows, person
@@ -53,7 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def graph(made: Path, tmp_path: Path) -> Iterator[Storage]:
     """A graph made here: persons first, ann, bob, cy, each but cy with an edge to itself."""
     yield Storage.at(str(shutil.copytree(made, tmp_path / "g")))
-    faults.disarm()
+    _faults.disarm()
 
 
 def agree(engine: Engine, storage: Storage, branch: str = "main") -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ import pytest
 
 from omnigraph_spark.manifest import snapshot
 from omnigraph_spark.read import plan
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 from tests.support import exports, graphs
 
 BRANCHES = [

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omnigraph_spark.branches import merge_base
 from omnigraph_spark.history import commits
 from omnigraph_spark.history.commits import Commit
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.read.plan import read_table
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.refs import merge_base
+from omnigraph_spark.storage.store import Storage
 from tests.property.model import merged
 from tests.support import graphs
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import commit
-from omnigraph_spark.write.stage import stage
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
+from omnigraph_spark.write.tasks.stage import stage
 from tests.format_checker import check_graph
 from tests.support import graphs
 from tests.support.writes import plan

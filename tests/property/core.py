@@ -10,17 +10,19 @@ from typing import Any, ClassVar, TypeVar
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark.branches import manage, merge_base, merging, refs, restore, tags
-from omnigraph_spark.branches.changes import Span
-from omnigraph_spark.branches.merge_tables import Here
 from omnigraph_spark.errors import IntegrityError, UnsupportedError
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import optimize
 from omnigraph_spark.manifest.snapshot import Snapshot, load
+from omnigraph_spark.merge import merging, restore
+from omnigraph_spark.merge.tables import Here
 from omnigraph_spark.read.plan import read_table
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import Committed, commit
-from omnigraph_spark.write.stage import stage
+from omnigraph_spark.refs import branches as manage
+from omnigraph_spark.refs import merge_base, refs, tags
+from omnigraph_spark.refs.changes import Span
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import Committed, commit
+from omnigraph_spark.write.tasks.stage import stage
 from tests.property.model import Branch, Commits, Model, Table, Tables, Version, merged
 from tests.support.feeds import of_tables, read_feed
 from tests.support.writes import COMPANY, KNOWS, PERSON, plan, write_options

@@ -8,8 +8,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from omnigraph_spark import OmniGraph
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import Committed
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import Committed
 from tests.property.core import Run, Step, change_of
 from tests.property.model import Tables, Version
 from tests.support.feeds import of_tables

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from omnigraph_spark.branches import merge
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.merge import merge
+from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
 from tests.property.core import KINDS, Run, Step
 from tests.property.spark import run as run_through_spark

@@ -8,8 +8,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark.lance_errors import DatasetNotFoundError, Outcome, outcome_of
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, Outcome, outcome_of
+from omnigraph_spark.storage.store import Storage
 from tests.support.s3 import REGION, Bucket
 
 ROWS = pa.table({"id": ["a", "b"], "age": pa.array([1, 2], pa.int32())})

@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from omnigraph_spark import OmniGraph, faults, pack
+from omnigraph_spark import OmniGraph, _faults, pack
 from omnigraph_spark.errors import StorageError
 from omnigraph_spark.manifest import snapshot
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
 from tests.support.frames import counts, refused, rows, save
 from tests.support.stores import Store
@@ -106,12 +106,12 @@ def test_a_task_that_always_fails_leaves_all_tables_as_they_were(
 def test_many_frames_in_one_commit_fail_as_one(spark: SparkSession, uri: str) -> None:
     before = history(uri)
     graph = OmniGraph.for_path(spark, uri)
-    faults.arm("table.after_commit", "raise@7")
+    _faults.arm("table.after_commit", "raise@7")
     try:
         with pytest.raises(StorageError, match="Injected fault"):
             graph.write(frames(spark, "b"))
     finally:
-        faults.disarm()
+        _faults.disarm()
     assert history(uri) == before
     graph.write(frames(spark, "c"))
     assert counts(uri) == dict.fromkeys(TABLES, 4)

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from omnigraph_spark import OmniGraph
 from omnigraph_spark.errors import OptionError, TableNotFoundError, UnsupportedError
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
 from tests.support import graphs
 from tests.support.stores import Store

@@ -10,7 +10,6 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from omnigraph_spark import OmniGraph
-from omnigraph_spark.branches import manage, refs, restore, tags
 from omnigraph_spark.errors import (
     OptionError,
     SchemaMismatchError,
@@ -21,7 +20,9 @@ from omnigraph_spark.errors import (
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import optimize
 from omnigraph_spark.manifest.snapshot import load as load_snapshot
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.merge import restore
+from omnigraph_spark.refs import branches, refs, tags
+from omnigraph_spark.storage.store import Storage
 from tests.support.frames import load, nothing_written, options_of, placed, refused, storage_of
 from tests.support.stores import Store
 from tests.support.writes import COMPANY, KNOWS, PERSON, new_graph, write, write_options
@@ -40,7 +41,7 @@ def graph(spark_session: SparkSession, tmp_path_factory: pytest.TempPathFactory)
     write(storage, {PERSON: ["a", "b"], KNOWS: ["ab"]}, actor="me")
     write(storage, {PERSON: ["c"]})
     write(storage, {PERSON: ["d"]})
-    manage.create_branch(storage, "dev", refs.named(storage, "main"))
+    branches.create_branch(storage, "dev", refs.named(storage, "main"))
     write(storage, {PERSON: ["e"], COMPANY: ["x"]}, branch="dev")
     write(storage, {PERSON: ["b", "a", "first"]}, "overwrite")
     restore.restore(storage, write_options(storage), str(load_snapshot(storage).graph_version - 1))

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from omnigraph_spark import OmniGraph, faults
-from omnigraph_spark.branches import merge
+from omnigraph_spark import OmniGraph, _faults
 from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
     MergeConflictError,
 )
 from omnigraph_spark.history import commits
 from omnigraph_spark.manifest.snapshot import Snapshot, load
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.merge import merge
+from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
 from tests.support.stores import Store
 from tests.support.writes import once
@@ -158,12 +158,12 @@ def test_doubled_ids_that_a_source_brings_are_refused(graph: OmniGraph) -> None:
 def test_a_rival_that_publishes_to_the_target_refuses_the_merge(graph: OmniGraph) -> None:
     put(graph, "dev", [*START, ("e", 5)])
     rival = once(lambda: graph.write({KNOWS: knows(graph.spark, ("bc", "b", "c"))}))
-    faults.arm("commit.entered", rival)
+    _faults.arm("commit.entered", rival)
     try:
         with pytest.raises(ExpectedVersionMismatch, match="edge:Knows"):
             graph.merge("dev")
     finally:
-        faults.disarm()
+        _faults.disarm()
     assert found(graph) == sorted(START)
     assert sorted(r.id for r in graph.table(KNOWS).collect()) == ["ab", "bc"]
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from omnigraph_spark import OmniGraph, faults
-from omnigraph_spark.branches import manage, refs
+from omnigraph_spark import OmniGraph, _faults
 from omnigraph_spark.errors import MergeConflictError, UnsupportedError
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import optimize
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.refs import branches, refs
+from omnigraph_spark.storage.store import Storage
 from tests.support.s3 import Bucket
 from tests.support.writes import KNOWS, PERSON, Died, die, new_graph, write
 
@@ -39,7 +39,7 @@ def graph_of(spark: SparkSession, storage: Storage) -> OmniGraph:
 
 
 def branch_off(storage: Storage, name: str, ref: str = "main") -> None:
-    manage.create_branch(storage, name, refs.named(storage, ref))
+    branches.create_branch(storage, name, refs.named(storage, ref))
 
 
 def ids(graph: OmniGraph, branch: str = "main") -> list[str]:
@@ -154,7 +154,7 @@ def test_branches_that_merged_a_deleted_branch_are_not_merged_by_guess(
     graph.merge("feature", "main")
     graph.merge("feature", "release")
     assert graph.merge("release", dry_run=True).conflicts == {}
-    manage.delete_branch(storage, "feature", 0.01)
+    branches.delete_branch(storage, "feature", 0.01)
     with pytest.raises(UnsupportedError, match="both merged commit .* whose branch is deleted"):
         graph.merge("release")
     assert ids(graph) == ["f", "first", "m"]
@@ -170,12 +170,12 @@ def test_a_merge_whose_writer_died_before_its_row_is_still_a_merge(
     source = commits.head(storage, "dev")
     assert source is not None
     graph = graph_of(spark, storage)
-    faults.arm("lineage.before_row", die)
+    _faults.arm("lineage.before_row", die)
     try:
         with pytest.raises(Died):
             graph.merge("dev", actor="me")
     finally:
-        faults.disarm()
+        _faults.disarm()
     assert "merged_parent" in load(storage).entry(PERSON).ours
     told = graph.history().where("merged_parent_id IS NOT NULL").collect()
     assert [(row.merged_parent_id, row.actor) for row in told] == [(source.graph_commit_id, "me")]

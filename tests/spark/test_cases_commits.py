@@ -16,8 +16,8 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from omnigraph_spark import pack
 from omnigraph_spark.errors import StorageError
 from omnigraph_spark.manifest.snapshot import load as load_snapshot
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.writer import OmnigraphCommitMessage, OmnigraphWriter
+from omnigraph_spark.spark.writer import OmnigraphCommitMessage, OmnigraphWriter
+from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
 from tests.support.frames import counts, load, people, refused, rows, save, versions
 

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from omnigraph_spark import arrow_types
+from omnigraph_spark.spark import spark_types
 from tests.conftest import PUSHDOWN
 from tests.support import awkward
 from tests.support.lance_graphs import new_graph, publish_head, write_table
@@ -43,7 +43,7 @@ def _load(spark: SparkSession, root: str, push: bool = False) -> DataFrame:
 
 def _literal(column: awkward.Column, value: Any) -> Column:
     """Return a literal of the column's Spark type: what Spark pushes has that type."""
-    kind = arrow_types.spark_type(pa.field(column.name, column.arrow))
+    kind = spark_types.spark_type(pa.field(column.name, column.arrow))
     if isinstance(value, Decimal):
         return F.lit(str(value)).cast(kind)
     if isinstance(value, datetime):  # F.lit goes through Java's old calendar
@@ -56,7 +56,7 @@ def _fits(column: awkward.Column, value: Any) -> bool:
     """Leave out what the Spark type can't hold: the cast would overflow."""
     if not isinstance(value, int) or isinstance(value, bool):
         return True
-    spark = arrow_types.read_type(pa.field(column.name, column.arrow))
+    spark = spark_types.read_type(pa.field(column.name, column.arrow))
     bits = spark.bit_width
     return bool(-(1 << bits - 1) <= value < 1 << bits - 1)
 

@@ -8,8 +8,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from omnigraph_spark import field_metadata, frames, pack, unpack
+from omnigraph_spark import pack, unpack
 from omnigraph_spark.errors import OptionError, SchemaMismatchError
+from omnigraph_spark.spark import field_metadata, frames
 from tests.support.graphs import file_hashes
 
 MISMATCH = r"\[OMNIGRAPH_SCHEMA_MISMATCH\]"

@@ -160,7 +160,7 @@ def test_a_stale_frame_does_not_overwrite_in_a_commit_of_many(
 def test_a_store_that_this_process_cannot_see_is_said_to_be_so(
     spark: SparkSession, graph: OmniGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from omnigraph_spark.write import bulk
+    from omnigraph_spark.write.commit import bulk
 
     # What Spark's process stages goes elsewhere, as with a Connect server on another machine.
     monkeypatch.setattr(bulk, "_path", lambda publish_id, key: f"__staging/elsewhere/{key}")
@@ -174,7 +174,8 @@ def test_the_plan_that_travels_as_an_option_holds_no_secret(
     spark: SparkSession, graph: OmniGraph
 ) -> None:
     from omnigraph_spark.options import WriteOptions, parse
-    from omnigraph_spark.write import bulk, frame_plan
+    from omnigraph_spark.spark import frame_plan
+    from omnigraph_spark.write.commit import bulk
 
     raw = {"path": graph.uri, "storage.aws_secret_access_key": "canary-17"}
     frames = {NODE: people(spark).schema}

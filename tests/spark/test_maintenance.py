@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from omnigraph_spark import OmniGraph
 from omnigraph_spark.errors import OptionError
 from omnigraph_spark.maintenance.cleanup import cleanup
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 from tests.support.sparks import ScriptRunner
 from tests.support.writes import PERSON, new_graph, write
 

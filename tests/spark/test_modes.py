@@ -78,9 +78,7 @@ def test_c43_a_python_without_lance_is_told_what_to_install(tmp_path: Path) -> N
     (hidden / "__init__.py").write_text(
         "raise ModuleNotFoundError('No module named lance', name='lance')"
     )
-    script = (
-        "from omnigraph_spark.storage import Storage\nStorage.at('/no/graph').dataset('nodes/x')\n"
-    )
+    script = "from omnigraph_spark.storage.store import Storage\nStorage.at('/no/graph').dataset('nodes/x')\n"
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,

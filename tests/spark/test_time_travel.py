@@ -9,11 +9,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from omnigraph_spark import OmniGraph
-from omnigraph_spark.branches import manage, refs, tags
 from omnigraph_spark.errors import BranchNotFoundError, OptionError, VersionNotFoundError
 from omnigraph_spark.history import commits
 from omnigraph_spark.manifest.snapshot import load as load_snapshot
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.refs import branches, refs, tags
+from omnigraph_spark.storage.store import Storage
 from tests.support.frames import load, nothing_written, people, refused, save
 from tests.support.writes import COMPANY, PERSON, new_graph, write
 
@@ -25,7 +25,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Storage:
     """Three commits on `main`; `rev/1`, made at the second, with a table of its own and a tag."""
     storage = new_graph(Storage.at(str(tmp_path_factory.mktemp("travel") / "g")), [PERSON])
     write(storage, {PERSON: ["second"]})
-    manage.create_branch(storage, "rev/1", refs.named(storage, "main"))
+    branches.create_branch(storage, "rev/1", refs.named(storage, "main"))
     write(storage, {PERSON: ["third"]})
     write(storage, {PERSON: ["branch"], COMPANY: ["x"]}, branch="rev/1")
     tags.create_tag(storage, "tagged", refs.named(storage, "rev/1"))
@@ -143,7 +143,7 @@ def test_history_tells_every_publish_with_its_rows(spark: SparkSession, storage:
 
 
 def test_a_branch_is_restored_to_a_time(spark: SparkSession, storage: Storage) -> None:
-    manage.create_branch(storage, "back", refs.named(storage, "main"))
+    branches.create_branch(storage, "back", refs.named(storage, "main"))
     graph = OmniGraph.for_path(spark, storage.root)
     graph.restore(f"{times(storage)[0].isoformat()}Z", branch="back")
     assert ids(spark, storage, branch="back") == ["first"]

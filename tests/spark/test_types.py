@@ -15,7 +15,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from omnigraph_spark import engine_types, layout
+from omnigraph_spark.schema import property_types
+from omnigraph_spark.storage import layout
 from tests.support import graphs
 from tests.support.graphs import file_hashes
 
@@ -496,7 +497,7 @@ def test_a_copy_of_a_table_keeps_the_engines_types(graph: Graph, tmp_path: Path)
     assert {f.name: (f.type, f.nullable) for f in copy} == {
         f.name: (f.type, f.nullable) for f in original
     }
-    assert engine_types.is_blob(copy.field("raw"))
+    assert property_types.is_blob(copy.field("raw"))
     assert "enum(" in (graph.root / "_schema.pg").read_text()
     assert "@key" in (graph.root / "_schema.pg").read_text()
     one, other = (g.read("node:Sample") for g in (source, graph))

@@ -480,7 +480,7 @@ def test_actor_and_user_metadata_are_in_the_history(spark: SparkSession, uri: st
 def test_two_results_of_one_task_are_refused_and_their_files_deleted(
     spark: SparkSession, uri: str
 ) -> None:
-    from omnigraph_spark.write.writer import OmnigraphWriter
+    from omnigraph_spark.spark.writer import OmnigraphWriter
 
     frame = people(spark, [("c", "Cleo", 1)])
     writer = OmnigraphWriter(frame.schema, {"path": uri, "table": NODE}, False)
@@ -493,7 +493,7 @@ def test_two_results_of_one_task_are_refused_and_their_files_deleted(
 def test_abort_deletes_the_files_of_its_messages_only_if_a_task_failed(
     spark: SparkSession, uri: str
 ) -> None:
-    from omnigraph_spark.write.writer import OmnigraphWriter
+    from omnigraph_spark.spark.writer import OmnigraphWriter
 
     frame = people(spark, [("c", "Cleo", 1)])
     batches = frame.toArrow().to_batches()
@@ -509,7 +509,7 @@ def test_commit_messages_are_json_text_alone(spark: SparkSession, uri: str) -> N
     import json
     import pickle
 
-    from omnigraph_spark.write.writer import OmnigraphCommitMessage, OmnigraphWriter
+    from omnigraph_spark.spark.writer import OmnigraphCommitMessage, OmnigraphWriter
 
     frame: DataFrame = people(spark, [("c", "Cleo", 1)])
     raw = {"path": uri, "table": NODE, "storage.aws_secret_access_key": "canary-17"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from omnigraph_spark import layout
-from omnigraph_spark.branches import manage, refs
 from omnigraph_spark.manifest.snapshot import Snapshot, load
 from omnigraph_spark.read.plan import read_table
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.refs import branches, refs
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
 from tests.support.writes import write
 
 GRACE = 0.05
@@ -17,12 +17,12 @@ GRACE = 0.05
 
 def make(storage: Storage, name: str, ref: str = "main") -> None:
     """Make a branch from a ref's text."""
-    manage.create_branch(storage, name, refs.named(storage, ref))
+    branches.create_branch(storage, name, refs.named(storage, ref))
 
 
 def remove(storage: Storage, name: str) -> None:
     """Delete a branch with a short grace."""
-    manage.delete_branch(storage, name, GRACE)
+    branches.delete_branch(storage, name, GRACE)
 
 
 def at(storage: Storage, ref: str = "main") -> Snapshot:

@@ -5,11 +5,11 @@ Enough for what looks at `__manifest` and the lineage alone.
 
 from __future__ import annotations
 
-from omnigraph_spark import layout
-from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import OURS, ManifestRow, TableRow, VersionRow, to_arrow
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
 
 
 def version_row(

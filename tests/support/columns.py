@@ -15,16 +15,17 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from omnigraph_spark import arrow_types, engine_schema
-from omnigraph_spark.arrow_write import to_table_batch
-from omnigraph_spark.engine_schema.model import Property
+from omnigraph_spark import schema as engine_schema
+from omnigraph_spark.arrow.to_table import to_table_batch
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.relocation import open_for_reading
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import Committed, commit
-from omnigraph_spark.write.frame_plan import plan_frames
+from omnigraph_spark.schema.model import Property
+from omnigraph_spark.spark import spark_types
+from omnigraph_spark.spark.frame_plan import plan_frames
+from omnigraph_spark.storage.relocation import open_for_reading
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import Committed, commit
 from omnigraph_spark.write.plan import WritePlan
-from omnigraph_spark.write.stage import StagedTable, stage
+from omnigraph_spark.write.tasks.stage import StagedTable, stage
 from tests.support import writes
 
 PERSON_FRAME = (("id", StringType()), ("name", StringType()), ("age", IntegerType()))
@@ -50,7 +51,7 @@ def staged(
     planned: WritePlan, key: str, schema: StructType, rows: Iterable[Mapping[str, Any]]
 ) -> list[StagedTable]:
     """Stage rows of one table, given as Spark would give them."""
-    arrow = arrow_types.arrow_schema(schema)
+    arrow = spark_types.arrow_schema(schema)
     batch = pa.RecordBatch.from_pylist([dict(row) for row in rows], schema=arrow)
     return stage(planned, [(key, to_table_batch(batch, planned.targets[key].schema, key))])
 

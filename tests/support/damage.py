@@ -8,10 +8,10 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 
-from omnigraph_spark import layout
 from omnigraph_spark.manifest.migrations import new_manifest_schema
 from omnigraph_spark.manifest.snapshot import open_main, read_rows
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
 from tests.support.writes import PERSON
 
 VERSION_ROW = layout.version_object_id(PERSON, 1)

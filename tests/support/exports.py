@@ -10,9 +10,9 @@ from typing import Any
 
 from omnigraph_spark import options
 from omnigraph_spark.manifest.snapshot import Snapshot
-from omnigraph_spark.read.frame_schema import read_schema
-from omnigraph_spark.read.reader import OmnigraphReader
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.spark.frame_schema import read_schema
+from omnigraph_spark.spark.reader import OmnigraphReader
+from omnigraph_spark.storage.store import Storage
 from tests.support.graphs import Export
 
 _EPOCH_DAY = date(1970, 1, 1).toordinal()

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from omnigraph_spark.branches import changes
-from omnigraph_spark.branches.changes import Span
 from omnigraph_spark.read.feed_plan import Planner
-from omnigraph_spark.read.feed_reader import FeedReader, feed_schema, feed_tables
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.refs import changes
+from omnigraph_spark.refs.changes import Span
+from omnigraph_spark.spark.feed_reader import FeedReader, feed_schema, feed_tables
+from omnigraph_spark.storage.store import Storage
 
 BYTES = 128 << 20
 Row = tuple[Any, ...]

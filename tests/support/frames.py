@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from omnigraph_spark import from_spark
 from omnigraph_spark.errors import OmnigraphError
 from omnigraph_spark.manifest import snapshot
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 from tests.support.graphs import file_hashes
 from tests.support.stores import Store
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from omnigraph_spark import layout
-from omnigraph_spark.ids import new_ulid
-from omnigraph_spark.manifest.init import init_graph
+from omnigraph_spark.history.init import init_graph
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import TableRow, VersionRow
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
 
 
 def new_graph(uri: str) -> Storage:

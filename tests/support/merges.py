@@ -7,16 +7,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from omnigraph_spark.branches import merging
-from omnigraph_spark.branches.merge_tables import Here
-from omnigraph_spark.branches.merging import Prepared
 from omnigraph_spark.errors import MergeConflictError
 from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.merge import merging
+from omnigraph_spark.merge.merging import Prepared
+from omnigraph_spark.merge.tables import Here
 from omnigraph_spark.read.plan import read_table
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import Committed, commit
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import Committed, commit
 from omnigraph_spark.write.plan import NewTable
-from omnigraph_spark.write.stage import stage
+from omnigraph_spark.write.tasks.stage import stage
 from tests.support.writes import plan, write_options
 
 PERSON, KNOWS, COMPANY = "node:Person", "edge:Knows", "node:Company"

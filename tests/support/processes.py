@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from omnigraph_spark.errors import OmnigraphError
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 
 _CONTEXT = multiprocessing.get_context("spawn")
 _SECONDS = 180

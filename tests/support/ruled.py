@@ -12,16 +12,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from omnigraph_spark import engine_schema, layout
-from omnigraph_spark.engine_schema.model import EdgeType, NodeType
-from omnigraph_spark.ids import ulids
+from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.integrity.screen import Screen
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import Committed, commit
+from omnigraph_spark.schema.model import EdgeType, NodeType
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import ulids
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import Committed, commit
 from omnigraph_spark.write.plan import NewTable, WritePlan, plan_write
-from omnigraph_spark.write.routing import Routing, route
-from omnigraph_spark.write.stage import StagedTable, stage
+from omnigraph_spark.write.tasks.routing import Routing, route
+from omnigraph_spark.write.tasks.stage import StagedTable, stage
 from tests.support.writes import write_options
 
 PERSON, COMPANY, KNOWS, WORKS = "node:Person", "node:Company", "edge:Knows", "edge:Works"

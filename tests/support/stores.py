@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 from tests.support import graphs
 from tests.support.s3 import Bucket
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 from omnigraph_spark import options as options_module
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.options import WriteOptions
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import Committed, commit
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import Committed, commit
 from omnigraph_spark.write.plan import NewTable, WritePlan, plan_write
-from omnigraph_spark.write.stage import StagedTable, stage
+from omnigraph_spark.write.tasks.stage import StagedTable, stage
 
 PERSON = "node:Person"
 COMPANY = "node:Company"
@@ -136,7 +136,7 @@ def orphan(storage: Storage, key: str, found: Sequence[str], publish_id: str | N
     import lance
     from lance.dataset import Transaction
 
-    from omnigraph_spark.layout import PUBLISH_ID_PROPERTY
+    from omnigraph_spark.storage.layout import PUBLISH_ID_PROPERTY
 
     planned = plan(storage, [key])
     staged = stage_rows(planned, {key: found})
@@ -168,15 +168,15 @@ def write_and_die(storage: Storage, point: str, rows: Rows, mode: str = "append"
     """Write up to a fault point and die there; returns the plan of the dead write."""
     import contextlib
 
-    from omnigraph_spark import faults
+    from omnigraph_spark import _faults
 
     planned = plan(storage, list(rows), mode)
     staged = stage_rows(planned, rows)
-    faults.arm(point, die)
+    _faults.arm(point, die)
     with contextlib.suppress(Died):
         commit(planned, staged)
         raise AssertionError(f"{point} was not reached")
-    faults.disarm()
+    _faults.disarm()
     return planned
 
 
@@ -187,7 +187,7 @@ def records(storage: Storage) -> list[str]:
 
 def data_files(storage: Storage, key: str) -> set[str]:
     """Return the names of a table's data files, whatever versions name them."""
-    from omnigraph_spark import layout
+    from omnigraph_spark.storage import layout
 
     folder = f"{layout.table_location(key)}/data"
     return {info.path.rsplit("/", 1)[-1] for info in storage.list(folder)}

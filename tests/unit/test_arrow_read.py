@@ -11,8 +11,9 @@ import lance
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import arrow_read, engine_types
+from omnigraph_spark.arrow import to_spark
 from omnigraph_spark.errors import CorruptManifestError, SchemaMismatchError
+from omnigraph_spark.schema import property_types
 from tests.support import graphs
 
 UTC = datetime.timezone.utc
@@ -30,8 +31,8 @@ def ints(values: list[int | None], arrow: pa.DataType) -> pa.Array:
 def read(column: pa.Array, **field: Any) -> pa.Array:
     stored = pa.field("c", column.type, **field)
     batch = pa.record_batch([column], schema=pa.schema([stored]))
-    declared = pa.schema([arrow_read.read_field(stored)])
-    done = arrow_read.to_spark_batch(batch, declared, batch.schema)
+    declared = pa.schema([to_spark.read_field(stored)])
+    done = to_spark.to_spark_batch(batch, declared, batch.schema)
     done.validate(full=True)
     assert done.schema.equals(declared)
     return done.column(0)
@@ -154,17 +155,15 @@ def test_maps_and_what_is_inside_are_converted_also_when_sliced() -> None:
 
 def test_inner_nullability_is_declared_as_stored() -> None:
     stored = pa.field("c", pa.list_(pa.field("item", pa.utf8(), nullable=False)), nullable=False)
-    declared = arrow_read.read_field(stored)
+    declared = to_spark.read_field(stored)
     assert declared.type == pa.list_(pa.field("element", pa.utf8(), nullable=False))
     assert not declared.nullable
 
 
 def test_a_smallint_that_was_stored_as_int32_comes_back_as_one() -> None:
-    note = {arrow_read.SPARK_TYPE_NOTE: b"smallint"}
+    note = {to_spark.SPARK_TYPE_NOTE: b"smallint"}
     assert read(pa.array([-32_768, None], pa.int32()), metadata=note).type == pa.int16()
-    inner = pa.list_(
-        pa.field("item", pa.int32(), metadata={arrow_read.SPARK_TYPE_NOTE: b"tinyint"})
-    )
+    inner = pa.list_(pa.field("item", pa.int32(), metadata={to_spark.SPARK_TYPE_NOTE: b"tinyint"}))
     assert read(pa.array([[1]], inner)).type == pa.list_(pa.int8())
     with pytest.raises(SchemaMismatchError, match=r"OMNIGRAPH_SCHEMA_MISMATCH.*Column c .*70000"):
         read(pa.array([70_000], pa.int32()), metadata=note)
@@ -190,45 +189,45 @@ def test_what_spark_cannot_hold_is_refused_with_the_columns_name(arrow: pa.DataT
     with pytest.raises(
         SchemaMismatchError, match=r"OMNIGRAPH_SCHEMA_MISMATCH.*Column odd"
     ) as caught:
-        arrow_read.read_type(pa.field("odd", arrow))
+        to_spark.read_type(pa.field("odd", arrow))
     assert "'columns'" in str(caught.value)
 
 
 def test_columns_are_found_by_name_and_missing_ones_are_null() -> None:
     batch = pa.record_batch({"b": ["x"], "a": pa.array([1], pa.int32()), "z": [0]})
     declared = pa.schema([("a", pa.int32()), ("later", pa.list_(pa.utf8())), ("b", pa.utf8())])
-    done = arrow_read.to_spark_batch(batch, declared)
+    done = to_spark.to_spark_batch(batch, declared)
     assert done.to_pylist() == [{"a": 1, "later": None, "b": "x"}]
 
 
 def test_a_batch_of_another_type_is_refused_by_name() -> None:
     batch = pa.record_batch({"a": ["x"]})
     with pytest.raises(SchemaMismatchError, match=r"OMNIGRAPH_SCHEMA_MISMATCH.*Column a "):
-        arrow_read.to_spark_batch(batch, pa.schema([("a", pa.int32())]))
+        to_spark.to_spark_batch(batch, pa.schema([("a", pa.int32())]))
 
 
 def test_a_null_where_none_is_declared_is_damage() -> None:
     batch = pa.record_batch({"a": pa.array([1, None], pa.int32())})
     declared = pa.schema([pa.field("a", pa.int32(), nullable=False)])
     with pytest.raises(CorruptManifestError, match=r"OMNIGRAPH_CORRUPT_MANIFEST.*Column a "):
-        arrow_read.to_spark_batch(batch, declared)
+        to_spark.to_spark_batch(batch, declared)
     with pytest.raises(CorruptManifestError, match=r"OMNIGRAPH_CORRUPT_MANIFEST.*Column gone "):
-        arrow_read.to_spark_batch(batch, pa.schema([pa.field("gone", pa.utf8(), nullable=False)]))
+        to_spark.to_spark_batch(batch, pa.schema([pa.field("gone", pa.utf8(), nullable=False)]))
 
 
 def test_an_empty_blob_is_null_only_where_it_may_be() -> None:
     stored = pa.schema(
         [
-            pa.field("may", engine_types.blob_type()),
-            pa.field("must", engine_types.blob_type(), nullable=False),
+            pa.field("may", property_types.blob_type()),
+            pa.field("must", property_types.blob_type(), nullable=False),
             pa.field("plain", pa.binary()),
         ]
     )
     scanned = pa.record_batch(
         {name: pa.array([b"", b"A"], pa.large_binary()) for name in stored.names}
     )
-    declared = pa.schema([arrow_read.read_field(field) for field in stored])
-    assert arrow_read.to_spark_batch(scanned, declared, stored).to_pylist() == [
+    declared = pa.schema([to_spark.read_field(field) for field in stored])
+    assert to_spark.to_spark_batch(scanned, declared, stored).to_pylist() == [
         {"may": None, "must": b"", "plain": b""},
         {"may": b"A", "must": b"A", "plain": b"A"},
     ]
@@ -237,12 +236,12 @@ def test_an_empty_blob_is_null_only_where_it_may_be() -> None:
 def test_a_table_of_every_engine_type_is_read_as_the_engine_exports_it(tmp_path: Path) -> None:
     root = graphs.unpack("v2", "rich", tmp_path)
     dataset = lance.dataset(str(root / "nodes" / "dc40d61254c70aa7"))
-    options = arrow_read.scan_options(dataset.schema)
-    declared = pa.schema([arrow_read.read_field(field) for field in dataset.schema])
+    options = to_spark.scan_options(dataset.schema)
+    declared = pa.schema([to_spark.read_field(field) for field in dataset.schema])
     rows = {
         row["id"]: row
         for batch in dataset.scanner(**options).to_batches()
-        for row in arrow_read.to_spark_batch(batch, declared, dataset.schema).to_pylist()
+        for row in to_spark.to_spark_batch(batch, declared, dataset.schema).to_pylist()
     }
     assert options == {"blob_handling": "all_binary"}
     assert set(rows) == {"s1", "s2", "ünï-código 🙂"}

@@ -6,10 +6,11 @@ import pyarrow as pa
 import pyspark.sql.types as T
 import pytest
 
-from omnigraph_spark import arrow_types, engine_types, field_metadata
-from omnigraph_spark.arrow_read import SPARK_TYPE_NOTE
-from omnigraph_spark.engine_types import EngineType
+from omnigraph_spark.arrow.to_spark import SPARK_TYPE_NOTE
 from omnigraph_spark.errors import OptionError, SchemaMismatchError
+from omnigraph_spark.schema import property_types
+from omnigraph_spark.schema.property_types import EngineType
+from omnigraph_spark.spark import field_metadata, spark_types
 
 MISMATCH = r"\[OMNIGRAPH_SCHEMA_MISMATCH\]"
 STORED = [
@@ -44,16 +45,16 @@ STORED = [
 
 @pytest.mark.parametrize(("arrow", "spark"), STORED, ids=lambda part: str(part)[:24])
 def test_a_stored_column_has_its_spark_type(arrow: pa.DataType, spark: str) -> None:
-    field = arrow_types.spark_field(pa.field("c", arrow, nullable=False))
+    field = spark_types.spark_field(pa.field("c", arrow, nullable=False))
     assert field.dataType.simpleString() == spark
     assert not field.nullable
-    assert arrow_types.arrow_schema(T.StructType([field])).field("c").type == arrow_types.read_type(
+    assert spark_types.arrow_schema(T.StructType([field])).field("c").type == spark_types.read_type(
         pa.field("c", arrow)
     )
 
 
 def test_a_blob_is_binary() -> None:
-    assert arrow_types.spark_type(pa.field("c", engine_types.blob_type())) == T.BinaryType()
+    assert spark_types.spark_type(pa.field("c", property_types.blob_type())) == T.BinaryType()
 
 
 @pytest.mark.parametrize(
@@ -65,16 +66,16 @@ def test_a_blob_is_binary() -> None:
 def test_types_that_no_graph_holds_are_refused_with_the_column(spark: T.DataType) -> None:
     field = T.StructField("odd", spark)
     with pytest.raises(SchemaMismatchError, match=MISMATCH + r" Column odd"):
-        arrow_types.arrow_schema(T.StructType([field]))
+        spark_types.arrow_schema(T.StructType([field]))
     with pytest.raises(SchemaMismatchError, match=MISMATCH + r" Column odd"):
-        arrow_types.new_column(field)
+        spark_types.new_column(field)
 
 
 def test_a_time_of_day_is_refused_with_the_column() -> None:
     if not hasattr(T, "TimeType"):
         pytest.skip("this pyspark has no TIME")
     with pytest.raises(SchemaMismatchError, match=MISMATCH + r" Column odd.*TIME"):
-        arrow_types.new_column(T.StructField("odd", T.TimeType()))
+        spark_types.new_column(T.StructField("odd", T.TimeType()))
 
 
 # --- new columns --------------------------------------------------------------------------------
@@ -106,14 +107,14 @@ NEW = [
 def test_a_new_column_is_stored_as_the_table_of_the_design_says(
     spark: T.DataType, arrow: pa.DataType, engine: str | None
 ) -> None:
-    made = arrow_types.new_property(T.StructField("c", spark))
+    made = spark_types.new_property(T.StructField("c", spark))
     assert made.field.type == arrow
     assert (made.engine.text() if made.engine else None) == engine
 
 
 def test_new_binary_is_a_blob() -> None:
-    made = arrow_types.new_property(T.StructField("c", T.BinaryType(), nullable=False))
-    assert engine_types.is_blob(made.field)
+    made = spark_types.new_property(T.StructField("c", T.BinaryType(), nullable=False))
+    assert property_types.is_blob(made.field)
     assert made.engine == EngineType("Blob", nullable=False)
 
 
@@ -124,14 +125,14 @@ def test_new_binary_is_a_blob() -> None:
     ids=str,
 )  # fmt: skip
 def test_small_integers_are_read_back_as_they_were_written(spark: T.DataType) -> None:
-    stored = arrow_types.new_column(T.StructField("c", spark))
-    assert arrow_types.spark_type(stored) == spark
-    again = arrow_types.spark_field(stored)
-    assert arrow_types.new_column(again).equals(stored, check_metadata=True)
+    stored = spark_types.new_column(T.StructField("c", spark))
+    assert spark_types.spark_type(stored) == spark
+    again = spark_types.spark_field(stored)
+    assert spark_types.new_column(again).equals(stored, check_metadata=True)
 
 
 def test_a_new_column_is_not_null_where_the_frame_says_so() -> None:
-    made = arrow_types.new_property(T.StructField("c", T.IntegerType(), nullable=False))
+    made = spark_types.new_property(T.StructField("c", T.IntegerType(), nullable=False))
     assert not made.field.nullable
     assert made.engine == EngineType("I32", nullable=False)
 
@@ -141,7 +142,7 @@ def test_a_new_column_is_not_null_where_the_frame_says_so() -> None:
     [T.StructField("c", T.TimestampNTZType(), False), T.StructField("Имя", T.StringType(), False)],
 )
 def test_what_the_engine_cannot_type_or_name_is_kept_and_nullable(field: T.StructField) -> None:
-    made = arrow_types.new_property(field)
+    made = spark_types.new_property(field)
     assert made.engine is None
     assert made.field.nullable
 
@@ -152,31 +153,31 @@ CARRIED = ["Vector(4)?", "U32", "U64?", "DateTime", "enum(draft, active)", "[I64
 
 @pytest.mark.parametrize("text", CARRIED)
 def test_a_type_that_was_read_is_the_type_of_the_new_column(text: str) -> None:
-    engine = engine_types.parse(text)
-    stored = engine_types.arrow_field("c", engine)
-    read = arrow_types.spark_field(stored, engine=engine, key=text == "U32")
+    engine = property_types.parse(text)
+    stored = property_types.arrow_field("c", engine)
+    read = spark_types.spark_field(stored, engine=engine, key=text == "U32")
     # Unions and outer joins make every column nullable.
     loose = T.StructField("c", read.dataType, True, read.metadata)
-    made = arrow_types.new_property(loose)
+    made = spark_types.new_property(loose)
     assert made.field == stored
     assert made.engine == engine
     assert made.key is (text == "U32")
 
 
 def test_a_carried_type_that_no_longer_fits_is_forgotten() -> None:
-    read = arrow_types.spark_field(pa.field("c", pa.uint32()))
+    read = spark_types.spark_field(pa.field("c", pa.uint32()))
     cast = T.StructField("c", T.StringType(), True, read.metadata)
-    assert arrow_types.new_property(cast).engine == EngineType("String")
+    assert spark_types.new_property(cast).engine == EngineType("String")
     broken = T.StructField("c", T.LongType(), True, {field_metadata.TYPE: '{"type": "Whatever"}'})
-    assert arrow_types.new_property(broken).engine == EngineType("I64")
+    assert spark_types.new_property(broken).engine == EngineType("I64")
     for junk in ("no json", "[1]", ""):
         field = T.StructField("c", T.LongType(), True, {field_metadata.TYPE: junk})
-        assert arrow_types.new_property(field).engine == EngineType("I64")
+        assert spark_types.new_property(field).engine == EngineType("I64")
 
 
 def test_the_width_of_a_list_that_is_no_vector_is_carried_too() -> None:
     stored = pa.field("c", pa.list_(pa.float64(), 3))
-    assert arrow_types.new_column(arrow_types.spark_field(stored)) == stored
+    assert spark_types.new_column(spark_types.spark_field(stored)) == stored
 
 
 @pytest.mark.parametrize(
@@ -192,19 +193,19 @@ def test_the_width_of_a_list_that_is_no_vector_is_carried_too() -> None:
     ],
 )
 def test_the_option_types_decides(spark: T.DataType, text: str, stored: pa.DataType) -> None:
-    carried = arrow_types.spark_field(pa.field("c", pa.utf8())).metadata
-    made = arrow_types.new_property(T.StructField("c", spark, True, carried), text)
+    carried = spark_types.spark_field(pa.field("c", pa.utf8())).metadata
+    made = spark_types.new_property(T.StructField("c", spark, True, carried), text)
     assert made.field == pa.field("c", stored)
-    assert made.engine == engine_types.parse(text + "?")
-    tight = arrow_types.new_property(T.StructField("c", spark, False), text)
-    assert tight.engine == engine_types.parse(text)
+    assert made.engine == property_types.parse(text + "?")
+    tight = spark_types.new_property(T.StructField("c", spark, False), text)
+    assert tight.engine == property_types.parse(text)
 
 
 def test_the_option_types_is_refused_where_the_column_cannot_become_that() -> None:
     with pytest.raises(SchemaMismatchError, match=MISMATCH + r".*Vector\(4\) for column c.*STRING"):
-        arrow_types.new_property(T.StructField("c", T.StringType()), "Vector(4)")
+        spark_types.new_property(T.StructField("c", T.StringType()), "Vector(4)")
     with pytest.raises(OptionError, match="OMNIGRAPH_OPTION"):
-        arrow_types.new_property(T.StructField("c", T.StringType()), "Text")
+        spark_types.new_property(T.StructField("c", T.StringType()), "Text")
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def test_the_option_types_is_refused_where_the_column_cannot_become_that() -> No
 )
 def test_a_new_column_without_a_type_is_refused(spark: T.DataType) -> None:
     with pytest.raises(SchemaMismatchError, match=MISMATCH + r" Column nick .*VOID"):
-        arrow_types.new_column(T.StructField("nick", spark))
+        spark_types.new_column(T.StructField("nick", spark))
 
 
 def test_a_void_column_goes_into_any_column_that_is_there() -> None:
@@ -220,16 +221,16 @@ def test_a_void_column_goes_into_any_column_that_is_there() -> None:
         [pa.field("id", pa.utf8(), nullable=False), ("vec", pa.list_(pa.float32(), 4))]
     )
     frame = T.StructType().add("id", T.StringType()).add("vec", T.NullType())
-    arrow_types.check_frame(frame, table, "node:Person")
+    spark_types.check_frame(frame, table, "node:Person")
 
 
 def test_a_schema_of_a_user_may_differ_inside_by_nullability_alone() -> None:
     tight = T.ArrayType(T.StructType().add("a", T.StringType(), False), containsNull=False)
-    assert arrow_types.same_type(tight, T.ArrayType(T.StructType().add("a", T.StringType())))
-    assert arrow_types.same_type(T.VarcharType(3), T.StringType())
-    assert not arrow_types.same_type(T.IntegerType(), T.LongType())
+    assert spark_types.same_type(tight, T.ArrayType(T.StructType().add("a", T.StringType())))
+    assert spark_types.same_type(T.VarcharType(3), T.StringType())
+    assert not spark_types.same_type(T.IntegerType(), T.LongType())
 
 
 def test_notes_are_in_the_fields_metadata() -> None:
-    stored = arrow_types.new_column(T.StructField("c", T.ShortType()))
+    stored = spark_types.new_column(T.StructField("c", T.ShortType()))
     assert stored.metadata == {SPARK_TYPE_NOTE: b"smallint"}

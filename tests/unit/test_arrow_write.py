@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnigraph_spark import arrow_cast, arrow_read, arrow_write, engine_types
+from omnigraph_spark.arrow import cast, to_spark, to_table
 from omnigraph_spark.errors import IntegrityError, SchemaMismatchError
+from omnigraph_spark.schema import property_types
 
 KEY = "node:Person"
 PERSON = pa.schema([pa.field("id", pa.utf8(), nullable=False), ("a", pa.int32()), ("b", pa.utf8())])
@@ -27,7 +28,7 @@ def write(column: pa.Array, stored: pa.DataType | pa.Field) -> pa.Array:
     schema = pa.schema([pa.field("id", pa.utf8(), nullable=False), field])
     ids = pa.array([f"r{n}" for n in range(len(column))])
     batch = pa.record_batch([ids, column], names=["id", field.name])
-    done = arrow_write.to_table_batch(batch, schema, KEY)
+    done = to_table.to_table_batch(batch, schema, KEY)
     done.validate(full=not pa.types.is_date64(field.type))  # Arrow wants whole days there
     assert done.schema.equals(schema)
     return done.column(field.name)
@@ -42,15 +43,15 @@ def person(**columns: pa.Array) -> pa.RecordBatch:
 
 def test_a_missing_nullable_column_is_null() -> None:
     batch = person(b=pa.array(["x"]), id=pa.array(["1"]))
-    arrow_write.check_columns(batch.schema, PERSON, KEY)
-    done = arrow_write.to_table_batch(batch, PERSON, KEY)
+    to_table.check_columns(batch.schema, PERSON, KEY)
+    done = to_table.to_table_batch(batch, PERSON, KEY)
     assert done.schema.equals(PERSON)
     assert done.to_pylist() == [{"id": "1", "a": None, "b": "x"}]
 
 
 def test_columns_are_matched_by_name_and_not_by_place() -> None:
     batch = person(b=pa.array(["x"]), a=pa.array([7], pa.int32()), id=pa.array(["1"]))
-    assert arrow_write.to_table_batch(batch, PERSON, KEY).to_pylist() == [
+    assert to_table.to_table_batch(batch, PERSON, KEY).to_pylist() == [
         {"id": "1", "a": 7, "b": "x"}
     ]
 
@@ -58,38 +59,38 @@ def test_columns_are_matched_by_name_and_not_by_place() -> None:
 def test_an_extra_column_is_refused_by_name_on_the_driver_and_in_the_task() -> None:
     batch = person(id=pa.array(["1"]), c=pa.array([1]))
     with pytest.raises(SchemaMismatchError, match=MISMATCH + r" node:Person has no column 'c'"):
-        arrow_write.check_columns(batch.schema, PERSON, KEY)
+        to_table.check_columns(batch.schema, PERSON, KEY)
     with pytest.raises(SchemaMismatchError, match=MISMATCH + r" node:Person has no column 'c'"):
-        arrow_write.to_table_batch(batch, PERSON, KEY)
+        to_table.to_table_batch(batch, PERSON, KEY)
 
 
 def test_a_name_in_another_case_is_another_name_and_the_error_says_which() -> None:
     with pytest.raises(SchemaMismatchError, match=r"'B'.*rename it to b"):
-        arrow_write.check_columns(pa.schema([("id", pa.utf8()), ("B", pa.utf8())]), PERSON, KEY)
+        to_table.check_columns(pa.schema([("id", pa.utf8()), ("B", pa.utf8())]), PERSON, KEY)
 
 
 def test_a_node_frame_without_id_is_refused_unless_the_writer_fills_it() -> None:
     frame = pa.schema([("a", pa.int32()), ("b", pa.utf8())])
     with pytest.raises(IntegrityError, match=INTEGRITY + r".*lacks column id"):
-        arrow_write.check_columns(frame, PERSON, KEY)
-    arrow_write.check_columns(frame, PERSON, KEY, may_lack=["id"])
+        to_table.check_columns(frame, PERSON, KEY)
+    to_table.check_columns(frame, PERSON, KEY, may_lack=["id"])
     edge = pa.schema([pa.field(name, pa.utf8(), nullable=False) for name in ("id", "src", "dst")])
-    arrow_write.check_columns(edge.remove(0), edge, "edge:Knows")
+    to_table.check_columns(edge.remove(0), edge, "edge:Knows")
     with pytest.raises(SchemaMismatchError, match=MISMATCH + r".*edge:Knows lacks column dst"):
-        arrow_write.check_columns(edge.remove(2), edge, "edge:Knows")
+        to_table.check_columns(edge.remove(2), edge, "edge:Knows")
 
 
 def test_a_doubled_column_is_refused() -> None:
     frame = pa.schema([("id", pa.utf8()), ("a", pa.int32()), ("a", pa.int32())])
     with pytest.raises(SchemaMismatchError, match=MISMATCH + r".*column a more than once"):
-        arrow_write.check_columns(frame, PERSON, KEY)
+        to_table.check_columns(frame, PERSON, KEY)
 
 
 def test_a_null_id_is_refused_and_an_empty_one_is_a_value() -> None:
     fits = person(id=pa.array(["", "2"]), a=pa.nulls(2), b=pa.array(["x", None]))
-    assert arrow_write.to_table_batch(fits, PERSON, KEY).column("id").to_pylist() == ["", "2"]
+    assert to_table.to_table_batch(fits, PERSON, KEY).column("id").to_pylist() == ["", "2"]
     with pytest.raises(IntegrityError, match=INTEGRITY + r".*column id of node:Person") as caught:
-        arrow_write.to_table_batch(person(id=pa.array(["1", None])), PERSON, KEY)
+        to_table.to_table_batch(person(id=pa.array(["1", None])), PERSON, KEY)
     assert caught.value.rule == "not null"  # type: ignore[attr-defined]
     assert caught.value.table_key == KEY  # type: ignore[attr-defined]
 
@@ -134,7 +135,7 @@ def test_a_null_in_a_not_null_property_names_the_row() -> None:
     ids=lambda part: str(part.type) if isinstance(part, pa.Array) else str(part),
 )  # fmt: skip
 def test_a_value_that_fits_is_kept(column: pa.Array, stored: pa.DataType, values: list) -> None:
-    assert arrow_cast.can_cast(column.type, stored)
+    assert cast.can_cast(column.type, stored)
     assert write(column, stored).to_pylist() == values
 
 
@@ -161,7 +162,7 @@ def test_a_value_that_fits_is_kept(column: pa.Array, stored: pa.DataType, values
 def test_a_value_that_would_change_is_refused_with_column_types_and_value(
     column: pa.Array, stored: pa.DataType, sample: str
 ) -> None:
-    assert arrow_cast.can_cast(column.type, stored)
+    assert cast.can_cast(column.type, stored)
     pattern = rf"{MISMATCH} .*column c of node:Person.*expected .*found .*for example [^(]*{sample}"
     with pytest.raises(SchemaMismatchError, match=pattern) as caught:
         write(column, stored)
@@ -193,7 +194,7 @@ def test_types_that_never_fit_are_refused_on_the_driver(
     table = pa.schema([pa.field("id", pa.utf8(), nullable=False), ("c", stored)])
     frame = pa.schema([("id", pa.utf8()), ("c", source)])
     with pytest.raises(SchemaMismatchError, match=MISMATCH + r" Column c of node:Person") as caught:
-        arrow_write.check_columns(frame, table, KEY)
+        to_table.check_columns(frame, table, KEY)
     assert str(source) in str(caught.value)
     assert str(stored) in str(caught.value)
 
@@ -214,9 +215,9 @@ def instants(micros: list[int | None], zone: str = "UTC") -> pa.Array:
 def test_a_datetime_keeps_its_milliseconds(millis: int, zone: str) -> None:
     stored = write(instants([millis * 1000, None], zone), pa.date64())
     assert stored.view(pa.int64()).to_pylist() == [millis, None]
-    assert arrow_read.spark_column(
-        stored, arrow_read.read_field(pa.field("c", pa.date64()))
-    ).equals(instants([millis * 1000, None]))
+    assert to_spark.spark_column(stored, to_spark.read_field(pa.field("c", pa.date64()))).equals(
+        instants([millis * 1000, None])
+    )
 
 
 def test_a_datetime_refuses_microseconds_with_the_value() -> None:
@@ -290,8 +291,8 @@ def test_blobs_come_back_on_their_rows_from_a_real_dataset(tmp_path: Path, turne
     schema = pa.schema(
         [
             pa.field("id", pa.utf8(), nullable=False),
-            pa.field("pic", engine_types.blob_type()),
-            pa.field("must", engine_types.blob_type(), nullable=False),
+            pa.field("pic", property_types.blob_type()),
+            pa.field("must", property_types.blob_type(), nullable=False),
         ]
     )
     batch = pa.record_batch(
@@ -301,28 +302,28 @@ def test_blobs_come_back_on_their_rows_from_a_real_dataset(tmp_path: Path, turne
             "must": pa.array([values[one] or b"" for one in ids], pa.binary()),
         }
     )
-    fitted = arrow_write.to_table_batch(batch, schema, KEY)
+    fitted = to_table.to_table_batch(batch, schema, KEY)
     dataset = lance.write_dataset(
         pa.Table.from_batches([fitted]), str(tmp_path / "t"), data_storage_version="2.2"
     )
-    declared = pa.schema([arrow_read.read_field(field) for field in dataset.schema])
+    declared = pa.schema([to_spark.read_field(field) for field in dataset.schema])
     expected = {one: (value or None, value or b"") for one, value in values.items()}
     for extra in ({}, {"filter": "id = '2'"}, {"limit": 2, "offset": 1}, {"with_row_id": True}):
-        scanned = dataset.scanner(**arrow_read.scan_options(dataset.schema), **extra).to_batches()
+        scanned = dataset.scanner(**to_spark.scan_options(dataset.schema), **extra).to_batches()
         rows = [
             row
             for part in scanned
-            for row in arrow_read.to_spark_batch(part, declared, dataset.schema).to_pylist()
+            for row in to_spark.to_spark_batch(part, declared, dataset.schema).to_pylist()
         ]
         assert rows
         assert {r["id"]: (r["pic"], r["must"]) for r in rows}.items() <= expected.items()
 
 
 def test_a_blob_column_of_a_schema_that_was_read_without_lance_is_written_too() -> None:
-    blob = engine_types.blob_type()
+    blob = property_types.blob_type()
     plain = pa.field("c", blob.storage_type, metadata={"ARROW:extension:name": "lance.blob.v2"})
     batch = pa.record_batch({"c": pa.array([b"A", None])})
-    done = arrow_write.to_table_batch(batch, pa.schema([plain]), KEY)
+    done = to_table.to_table_batch(batch, pa.schema([plain]), KEY)
     assert done.schema.field("c").type == blob
 
 
@@ -346,7 +347,7 @@ def test_decimals_in_misaligned_buffers_are_copied_and_lance_takes_them(tmp_path
     decimals = misaligned(pa.array(values, pa.decimal128(10, 2)))
     inside = pa.StructArray.from_arrays([decimals], names=["d"])
     schema = pa.schema([("d", decimals.type), ("s", inside.type)])
-    fitted = arrow_write.to_table_batch(
+    fitted = to_table.to_table_batch(
         pa.record_batch([decimals, inside], schema=schema), schema, KEY
     )
     assert fitted.column("d").buffers()[1].address % 16 == 0
@@ -390,9 +391,9 @@ def test_empty_lists_without_offsets_are_copied_and_lance_takes_them(
     tmp_path: Path, make: Callable[[], pa.Array]
 ) -> None:
     column = make()
-    assert arrow_cast.has_short_offsets(column)
+    assert cast.has_short_offsets(column)
     fitted = write(column, column.type)
-    assert not arrow_cast.has_short_offsets(fitted)
+    assert not cast.has_short_offsets(fitted)
     dataset = lance.write_dataset(
         pa.table({"c": fitted}), str(tmp_path / "t"), data_storage_version="2.2"
     )
@@ -420,7 +421,7 @@ def test_columns_that_lance_takes_are_not_copied() -> None:
 )
 def test_a_new_column_of_an_impossible_name_is_refused(name: str) -> None:
     with pytest.raises(SchemaMismatchError, match=MISMATCH) as caught:
-        arrow_write.check_new_names(["ok", name], KEY)
+        to_table.check_new_names(["ok", name], KEY)
     assert repr(name) in str(caught.value)
 
 
@@ -428,15 +429,15 @@ def test_a_new_column_of_an_impossible_name_is_refused(name: str) -> None:
     "name", ["userId", "sp ace", "Имя", "select", "c'q", "é", "e\u0301", "n" * 5000, 'q"q']
 )
 def test_other_names_are_taken(name: str) -> None:
-    arrow_write.check_new_names([name, "other"], KEY)
+    to_table.check_new_names([name, "other"], KEY)
 
 
 def test_names_that_differ_only_in_case_are_refused_with_both() -> None:
     with pytest.raises(SchemaMismatchError, match=r"'Name' and 'name'"):
-        arrow_write.check_new_names(["Name", "name"], KEY)
+        to_table.check_new_names(["Name", "name"], KEY)
     with pytest.raises(SchemaMismatchError, match=r"'age' and 'AGE'"):
-        arrow_write.check_new_names(["AGE"], KEY, existing=["id", "age"])
-    arrow_write.check_new_names(["Name", "name"], KEY, existing=["Name", "name"])
+        to_table.check_new_names(["AGE"], KEY, existing=["id", "age"])
+    to_table.check_new_names(["Name", "name"], KEY, existing=["Name", "name"])
 
 
 # --- any value of any type ----------------------------------------------------------------------
@@ -478,9 +479,9 @@ def columns(draw: st.DrawFn) -> pa.Array:
 @given(columns())
 def test_any_column_is_read_and_written_back_as_it_was(column: pa.Array) -> None:
     field = pa.field("c", column.type)
-    seen = arrow_read.spark_column(column, arrow_read.read_field(field))
+    seen = to_spark.spark_column(column, to_spark.read_field(field))
     seen.validate(full=True)
     assert seen.to_pylist() == column.to_pylist()
-    assert arrow_cast.can_cast(seen.type, column.type)
+    assert cast.can_cast(seen.type, column.type)
     back = write(seen, field)
     assert back.equals(column)

@@ -28,9 +28,6 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from omnigraph_spark import arrow_types, layout
-from omnigraph_spark.branches import manage, refs, tags
-from omnigraph_spark.datasource import OmnigraphDataSource
 from omnigraph_spark.errors import (
     BranchNotFoundError,
     CorruptManifestError,
@@ -47,8 +44,12 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.read.plan import read_table
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.writer import OmnigraphCommitMessage, OmnigraphWriter
+from omnigraph_spark.refs import branches, refs, tags
+from omnigraph_spark.spark import spark_types
+from omnigraph_spark.spark.datasource import OmnigraphDataSource
+from omnigraph_spark.spark.writer import OmnigraphCommitMessage, OmnigraphWriter
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
 from tests.support import damage, graphs, ruled
 
 PERSON, COMPANY, KNOWS, WORKS = "node:Person", "node:Company", "edge:Knows", "edge:Works"
@@ -121,7 +122,7 @@ def batch(columns: Columns) -> pa.RecordBatch:
 
 
 def frame(batch: pa.RecordBatch) -> StructType:
-    return StructType([arrow_types.spark_field(field) for field in batch.schema])
+    return StructType([spark_types.spark_field(field) for field in batch.schema])
 
 
 def save(
@@ -366,7 +367,7 @@ cell(36, "new table in lower case", OptionError, "capital letter",
 for name in ("", "../x", "/abs", "a/../../b", "..", "a b", "a\nb", "%2e%2e", ".hidden", "a//b",
              "a/", "x.lock", "b" * 300, "C:\\x", "br\u0430nch", "__run__x", "__schema_apply_lock__",
              "a'; --", "main"):
-    cell(36, f"branch {name[:24]!r}", OptionError, "", lambda root, name=name: manage.create_branch(
+    cell(36, f"branch {name[:24]!r}", OptionError, "", lambda root, name=name: branches.create_branch(
         Storage.at(root), name, refs.named(Storage.at(root), "main")))
 cell(36, "write to no branch", BranchNotFoundError, "nope",
      lambda root: save(root, PERSON, person(), branch="nope"))

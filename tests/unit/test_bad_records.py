@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from omnigraph_spark import faults
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import IntegrityError, OptionError, StorageError
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
 from tests.support.ruled import (
     COMPANY,
@@ -50,7 +50,7 @@ def aside(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _disarmed() -> Any:
     yield
-    faults.disarm()
+    _faults.disarm()
 
 
 def told(folder: Path) -> list[tuple[str, str, Any]]:
@@ -159,7 +159,7 @@ def test_a_write_whose_rows_are_all_bad_writes_none(graph: Storage, aside: Path)
 
 
 def test_an_overwrite_and_a_new_table_set_rows_aside(tmp_path: Path, aside: Path) -> None:
-    from omnigraph_spark import layout
+    from omnigraph_spark.storage import layout
     from tests.support.ruled import SCHEMA
 
     storage = Storage.at(str(tmp_path / "new"))
@@ -188,7 +188,7 @@ def test_an_overwrite_that_strands_edges_is_refused_all_the_same(
 
 def test_a_round_that_goes_again_sets_aside_what_is_bad_then(graph: Storage, aside: Path) -> None:
     rival = once(lambda: save(graph, {PERSON: [{"id": "y"}]}, integrity="keys"))
-    faults.arm("commit.before_publish", rival)
+    _faults.arm("commit.before_publish", rival)
     new: Rows = {PERSON: [{"id": "a"}, {"id": "y"}, {"id": "z"}]}
     save(graph, new, integrity="keys", badRecordsPath=str(aside))
     assert rows(graph, PERSON) == ["a", "b", "c", "y", "z"]
@@ -224,7 +224,7 @@ def test_a_commit_that_dies_after_the_rows_and_before_their_removal_leaves_nothi
     def fail() -> None:
         raise StorageError("injected")
 
-    faults.arm("table.after_commit", fail)
+    _faults.arm("table.after_commit", fail)
     with pytest.raises(StorageError, match="injected"):
         save(
             graph,
@@ -232,7 +232,7 @@ def test_a_commit_that_dies_after_the_rows_and_before_their_removal_leaves_nothi
             integrity="keys",
             badRecordsPath=str(aside),
         )
-    faults.disarm()
+    _faults.disarm()
     assert rows(graph, PERSON) == ["a", "b", "c"]
     save(graph, {PERSON: [{"id": "o"}]}, integrity="keys")
     assert rows(graph, PERSON) == ["a", "b", "c", "o"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark.engine_types import blob_type
 from omnigraph_spark.read.batch_size import BATCH_BYTES, batch_rows, column_share
+from omnigraph_spark.schema.property_types import blob_type
 
 MIB = 1 << 20
 SCHEMA = pa.schema(

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from omnigraph_spark import faults, layout
-from omnigraph_spark.branches import forks, manage, refs
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import (
     BranchNotFoundError,
     ExpectedVersionMismatch,
@@ -25,8 +24,11 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.history import commits
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.refs import branches as manage
+from omnigraph_spark.refs import forks, refs
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
 from tests.format_checker import check_graph
 from tests.support.branches import (
     GRACE,
@@ -57,7 +59,7 @@ from tests.support.writes import (
 def graph(tmp_path: Path) -> Iterator[Storage]:
     """A graph of three tables, one row `first` each; no fault outlives the test."""
     yield new_graph(Storage.at(str(tmp_path / "g")))
-    faults.disarm()
+    _faults.disarm()
 
 
 def age_records(graph: Storage) -> None:
@@ -272,10 +274,10 @@ def test_rows_that_a_dead_writer_left_on_a_fork_never_appear(graph: Storage) -> 
     for point in ("commit.table_1", "commit.before_publish"):
         planned = plan(graph, [PERSON], branch="dev", orphanGraceSeconds=str(GRACE))
         staged = stage_rows(planned, {PERSON: ["ghost"]})
-        faults.arm(point, die)
+        _faults.arm(point, die)
         with pytest.raises(Died):
             commit(planned, staged)
-        faults.disarm()
+        _faults.disarm()
         age_records(graph)
         write_ids(graph, "dev", PERSON, [point.replace(".", "-")])
     assert ids_at(graph, PERSON, "dev") == ["commit-before_publish", "commit-table_1", "first"]
@@ -488,10 +490,10 @@ def test_a_writer_about_to_publish_loses_to_the_deletion_and_its_folder_blocks_n
     write_ids(graph, "dev", PERSON, ["old"])
     planned = plan(graph, [PERSON], branch="dev", orphanGraceSeconds=str(GRACE))
     staged = stage_rows(planned, {PERSON: ["late"]})
-    faults.arm("publish.before_merge", once(lambda: remove(graph, "dev")))
+    _faults.arm("publish.before_merge", once(lambda: remove(graph, "dev")))
     with pytest.raises(OmnigraphError, match="dev"):
         commit(planned, staged)
-    faults.disarm()
+    _faults.disarm()
     assert names(graph) == ["main"]
     make(graph, "dev")
     write_ids(graph, "dev", PERSON, ["new"])
@@ -506,9 +508,9 @@ def test_the_closing_mark_makes_a_publish_collide_that_opened_the_branch_before(
     planned = plan(graph, [PERSON], branch="dev", orphanGraceSeconds=str(GRACE))
     staged = stage_rows(planned, {PERSON: ["late"]})
     attempts: list[int] = []
-    faults.arm("publish.opened", lambda: attempts.append(1))
+    _faults.arm("publish.opened", lambda: attempts.append(1))
     close = once(lambda: manage._close(graph, "dev", frozenset([PERSON]), 0.0))
-    faults.arm("publish.before_merge", close)
+    _faults.arm("publish.before_merge", close)
     alone = commit(planned, staged)
     assert len(attempts) == 4  # the round, the lost publish, the mark, and the publish that won
     assert ids_at(graph, PERSON, "dev") == ["first", "late", "old"]
@@ -527,7 +529,7 @@ def test_a_branch_deleted_right_after_the_publish_leaves_its_outcome_unknown(
         remove(graph, "dev")
         make(graph, "dev")
 
-    faults.arm("publish.after_merge", once(made_again))
+    _faults.arm("publish.after_merge", once(made_again))
     with pytest.raises(PublishOutcomeUnknown, match="dev was deleted while it was published to"):
         commit(planned, staged)
 
@@ -542,7 +544,7 @@ def test_deleting_waits_for_a_writer_that_gives_signs_of_life(graph: Storage) ->
         reached.set()
         go_on.wait(10)
 
-    faults.arm("commit.before_table", once(pause))
+    _faults.arm("commit.before_table", once(pause))
     writer = threading.Thread(target=lambda: done.append(commit(planned, staged)))
     writer.start()
     assert reached.wait(10)
@@ -591,10 +593,10 @@ def test_a_writer_killed_on_a_branch_leaves_all_or_nothing_and_main_alone(
     main = at(graph)
     planned = plan(graph, ALL, branch="dev", orphanGraceSeconds=str(GRACE), actor="a")
     staged = stage_rows(planned, {key: ["x"] for key in ALL})
-    faults.arm(point, die)
+    _faults.arm(point, die)
     with pytest.raises(Died):
         commit(planned, staged)
-    faults.disarm()
+    _faults.disarm()
     found = {key: ids_at(graph, key, "dev") for key in ALL}
     new = {key: [*old[key], "x"] for key in ALL}
     assert found == (new if point in PUBLISHED | {"commit.before_record_delete"} else old)

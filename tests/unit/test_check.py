@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from omnigraph_spark import auto_cleanup, engine_schema, faults, layout
+from omnigraph_spark import _faults, schema
 from omnigraph_spark.errors import (
     CorruptManifestError,
     GraphNotFoundError,
@@ -19,19 +19,21 @@ from omnigraph_spark.errors import (
     StorageError,
     UnsupportedManifestVersion,
 )
-from omnigraph_spark.history import commits, crash_records, runs
+from omnigraph_spark.history import commits, runs
 from omnigraph_spark.history.publishes import branch_names
-from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.maintenance import check as checks
 from omnigraph_spark.maintenance import moved
 from omnigraph_spark.maintenance.check import Finding, check
 from omnigraph_spark.maintenance.repair import Action, repair
+from omnigraph_spark.manifest import crash_records
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import VersionRow
 from omnigraph_spark.manifest.snapshot import load, open_main
 from omnigraph_spark.manifest.writable import open_for_writing
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.storage import auto_cleanup, layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
 from tests.support import graphs, writes
 from tests.support.writes import ALL, COMPANY, PERSON, ids
 
@@ -41,7 +43,7 @@ GRACE = float(writes.GRACE)
 @pytest.fixture
 def graph(tmp_path: Path) -> Iterator[Storage]:
     yield writes.new_graph(Storage.at(str(tmp_path / "g")))
-    faults.disarm()
+    _faults.disarm()
 
 
 def kinds(found: list[Finding] | list[Action]) -> list[str]:
@@ -92,7 +94,7 @@ def test_a_dead_write_is_rolled_back_as_a_whole(graph: Storage) -> None:
     assert [ids(graph, key) for key in ALL] == [["first"]] * 3
     rows = runs.read_runs(graph).to_pylist()
     assert [r["status"] for r in rows if r["run_id"] == dead.publish_id] == ["running", "aborted"]
-    faults.arm("heal.before_restore", writes.die)
+    _faults.arm("heal.before_restore", writes.die)
     writes.write(graph, {PERSON: ["next"]}, orphanGraceSeconds="60")
     assert ids(graph, PERSON) == ["first", "next"]
 
@@ -128,9 +130,9 @@ def test_a_run_whose_record_the_engine_took_away_is_ended(graph: Storage, publis
 
 
 def test_missing_lineage_rows_are_filled(graph: Storage) -> None:
-    faults.arm("lineage.before_row", "raise")
+    _faults.arm("lineage.before_row", "raise")
     lost = [writes.write(graph, {PERSON: [name]}, actor="me") for name in ("b", "c")]
-    faults.disarm()
+    _faults.disarm()
     (found,) = check(graph)
     assert found.place == ", ".join(str(one.graph_version) for one in lost)
     assert_mended(graph, checks.MISSING_LINEAGE)
@@ -160,10 +162,10 @@ def test_a_half_migration_is_finished(tmp_path: Path) -> None:
     storage = Storage.at(str(graphs.unpack("v1", "social", tmp_path)))
     found = kinds(check(storage))
     assert checks.HALF_MIGRATION not in found, "a plain v1 graph is in order"
-    faults.arm("migrate.before_stamp", "raise")
+    _faults.arm("migrate.before_stamp", "raise")
     with pytest.raises(StorageError, match="Injected"):
         open_for_writing(storage, "main")
-    faults.disarm()
+    _faults.disarm()
     assert checks.HALF_MIGRATION in kinds(check(storage))
     repair(storage, dry_run=False, grace_seconds=GRACE)
     assert checks.HALF_MIGRATION not in kinds(check(storage))
@@ -292,4 +294,4 @@ def test_a_graph_that_was_not_moved_needs_no_rewriting(graph: Storage) -> None:
     open_main(graph).create_branch("dev")
     assert not moved.is_moved(graph, "__manifest", "dev")
     assert moved.point_here(graph, "__manifest", "dev") == 0
-    assert engine_schema.agree(graph)
+    assert schema.agree(graph)

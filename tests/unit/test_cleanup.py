@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from omnigraph_spark import faults, layout
-from omnigraph_spark.branches import refs, restore, tags
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import (
     OmnigraphError,
     OptionError,
@@ -24,11 +23,14 @@ from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance.cleanup import WEEK, Cleaned, cleanup
 from omnigraph_spark.maintenance.optimize import create_index, optimize, run_here
 from omnigraph_spark.manifest.snapshot import Snapshot, load
+from omnigraph_spark.merge import restore
 from omnigraph_spark.read.plan import read_table
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import packed
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.refs import refs, tags
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import Settings
+from omnigraph_spark.write.tasks import packed
 from tests.format_checker import check_graph
 from tests.support import branches, graphs
 from tests.support.writes import (
@@ -69,7 +71,7 @@ def graph(made: Path, tmp_path: Path) -> Storage:
 @pytest.fixture(autouse=True)
 def disarmed() -> Iterator[None]:
     yield
-    faults.disarm()
+    _faults.disarm()
 
 
 def later(days: float = 8) -> datetime:
@@ -135,7 +137,7 @@ def test_what_a_cleanup_took_is_a_typed_error(graph: Storage) -> None:
 
 
 def test_a_reader_whose_open_dataset_loses_its_files_gets_a_typed_error(graph: Storage) -> None:
-    from omnigraph_spark.lance_errors import translated
+    from omnigraph_spark.storage.lance_errors import translated
 
     entry = load(graph).entry(PERSON)
     reader = graph.dataset(entry.location, None, entry.table_version)

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark.arrow_write import check_columns, to_table_batch
+from omnigraph_spark.arrow.to_table import check_columns, to_table_batch
 from omnigraph_spark.errors import SchemaMismatchError
 
 UTC = dt.timezone.utc

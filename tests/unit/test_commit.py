@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import engine_schema, faults, layout
+from omnigraph_spark import _faults
+from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import (
     CommitTimeoutError,
     ExpectedVersionMismatch,
@@ -26,15 +27,17 @@ from omnigraph_spark.errors import (
     StorageError,
     TableNotFoundError,
 )
-from omnigraph_spark.history import commits, crash_records, runs
-from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.history import commits, runs
+from omnigraph_spark.manifest import crash_records
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import ManifestRow, TombstoneRow, VersionRow
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.schema_changes.tables import drop_table
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import table_head
-from omnigraph_spark.write.commit import Committed, abort, commit
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit import table_head
+from omnigraph_spark.write.commit.commit import Committed, abort, commit
 from omnigraph_spark.write.plan import NewTable
 from tests.format_checker import check_graph
 from tests.support import graphs, writes
@@ -47,7 +50,7 @@ NOBODY_DIED = "3600"
 @pytest.fixture
 def graph(tmp_path: Path) -> Iterator[Storage]:
     yield writes.new_graph(Storage.at(str(tmp_path / "g")))
-    faults.disarm()
+    _faults.disarm()
 
 
 def publish_rows(storage: Storage, *rows: ManifestRow) -> None:
@@ -126,10 +129,10 @@ def test_a_write_of_ten_tables_that_fails_anywhere_leaves_every_table_at_every_v
     rows = [
         {key: ids(storage, key, v) for key in load(storage, version=v).tables} for v in versions
     ]
-    faults.arm(point, "raise")
+    _faults.arm(point, "raise")
     with pytest.raises(StorageError, match=f"Injected fault at {point}"):
         writes.write(storage, {key: ["c"] for key in nodes})
-    faults.disarm()
+    _faults.disarm()
     assert load(storage) == before[-1]
     assert [load(storage, version=v) for v in versions] == before
     assert [
@@ -164,7 +167,7 @@ def test_an_overwrite_keeps_the_schema_and_builds_the_indices_again(tmp_path: Pa
     batch = pa.RecordBatch.from_arrays(
         [column.combine_chunks() for column in rows.columns], schema=planned.targets[PERSON].schema
     )
-    from omnigraph_spark.write.stage import stage
+    from omnigraph_spark.write.tasks.stage import stage
 
     commit(planned, stage(planned, [(PERSON, batch)]))
     entry = load(storage).entry(PERSON)
@@ -242,7 +245,7 @@ def test_a_table_that_is_not_where_the_caller_expects_it_refuses_the_write(
     if when == "before the plan":
         move(graph)
     elif when == "before the publish":
-        faults.arm("commit.before_publish", writes.once(lambda: move(graph)))
+        _faults.arm("commit.before_publish", writes.once(lambda: move(graph)))
     with pytest.raises(
         ExpectedVersionMismatch, match="OMNIGRAPH_EXPECTED_VERSION_MISMATCH"
     ) as raised:
@@ -284,7 +287,7 @@ def test_last_writer_wins_overwrites_what_came_in_between(graph: Storage) -> Non
     planned = writes.plan(graph, [PERSON], "overwrite", lastWriterWins="true")
     staged = writes.stage_rows(planned, {PERSON: ["ours"]})
     move_person(graph)
-    faults.arm("commit.before_publish", writes.once(lambda: move_person(graph)))
+    _faults.arm("commit.before_publish", writes.once(lambda: move_person(graph)))
     commit(planned, staged)
     assert ids(graph, PERSON) == ["ours"]
 
@@ -294,7 +297,7 @@ def test_an_append_goes_round_again_with_the_same_files(graph: Storage) -> None:
     staged = writes.stage_rows(planned, {PERSON: ["ours"]})
     files = writes.data_files(graph, PERSON)
     for point in ("commit.before_table", "commit.before_publish", "publish.before_merge"):
-        faults.arm(point, writes.once(lambda: writes.write(graph, {PERSON: ["r"]})))
+        _faults.arm(point, writes.once(lambda: writes.write(graph, {PERSON: ["r"]})))
     commit(planned, staged)
     assert "ours" in ids(graph, PERSON)
     assert len(writes.data_files(graph, PERSON) - files) == 3, "only the rivals' files are new"
@@ -326,8 +329,10 @@ def test_new_edges_while_their_node_table_is_overwritten_make_it_look_again(
 ) -> None:
     """The overwrite's guards: it goes round, and its publish then expects the edges it has seen."""
     rounds: list[int] = []
-    faults.arm("commit.record_written", lambda: rounds.append(1))
-    faults.arm("publish.before_merge", writes.once(lambda: writes.write(graph, {KNOWS: ["rival"]})))
+    _faults.arm("commit.record_written", lambda: rounds.append(1))
+    _faults.arm(
+        "publish.before_merge", writes.once(lambda: writes.write(graph, {KNOWS: ["rival"]}))
+    )
     writes.write(graph, {PERSON: ["ours"]}, "overwrite")
     assert ids(graph, KNOWS) == ["first", "rival"]
     assert ids(graph, PERSON) == ["ours"]
@@ -339,8 +344,8 @@ def test_a_new_edge_table_while_its_node_table_is_overwritten_makes_it_look_agai
 ) -> None:
     new = {"edge:Likes": NewTable(writes.EDGE_SCHEMA, None, ("Person", "Company"))}
     rounds: list[int] = []
-    faults.arm("commit.record_written", lambda: rounds.append(1))
-    faults.arm(
+    _faults.arm("commit.record_written", lambda: rounds.append(1))
+    _faults.arm(
         "publish.before_merge",
         writes.once(lambda: writes.write(graph, {"edge:Likes": ["rival"]}, new=new)),
     )
@@ -363,10 +368,10 @@ def test_an_append_that_loses_every_round_times_out_with_nothing_published(
             writes.write(graph, {PERSON: ["rival"]})
             busy.clear()
 
-    faults.arm("commit.before_publish", rival)
+    _faults.arm("commit.before_publish", rival)
     with pytest.raises(CommitTimeoutError, match="OMNIGRAPH_COMMIT_TIMEOUT"):
         writes.write(graph, {PERSON: ["ours"]}, commitTimeoutSeconds="1")
-    faults.disarm()
+    _faults.disarm()
     assert "ours" not in ids(graph, PERSON)
     pinned = load(graph).version(PERSON)
     assert table_head.is_clean(graph.dataset(layout.table_location(PERSON)), pinned)
@@ -389,7 +394,7 @@ def hold_the_guard(storage: Storage) -> Callable[[], None]:
 
 
 def test_an_overwrite_that_loses_the_publishers_budget_ends_in_contention(graph: Storage) -> None:
-    faults.arm("publish.before_merge", hold_the_guard(graph))
+    _faults.arm("publish.before_merge", hold_the_guard(graph))
     with pytest.raises(RowLevelCasContention, match="OMNIGRAPH_ROW_LEVEL") as raised:
         writes.write(graph, {PERSON: ["ours"]}, "overwrite", commitRetries="1")
     assert raised.value.details["attempts"] == 2
@@ -405,7 +410,7 @@ def test_an_append_that_loses_the_publishers_budget_starts_a_new_round(graph: St
         if len(met) <= 3:
             rival()
 
-    faults.arm("publish.before_merge", first_two)
+    _faults.arm("publish.before_merge", first_two)
     writes.write(graph, {PERSON: ["ours"]}, commitRetries="0")
     assert ids(graph, PERSON) == ["first", "ours"]
 
@@ -434,7 +439,7 @@ def test_a_lost_answer_never_loses_or_doubles_rows(
         busy.clear()
         raise OSError("Commit result for version 999999 is unknown")
 
-    faults.arm(f"{level}.{'landed' if landed else 'sending'}", lose)
+    _faults.arm(f"{level}.{'landed' if landed else 'sending'}", lose)
     files = writes.data_files(graph, PERSON)
     try:
         writes.write(graph, {PERSON: ["ours"]}, commitTimeoutSeconds="1", commitRetries="1")
@@ -445,7 +450,7 @@ def test_a_lost_answer_never_loses_or_doubles_rows(
     except CommitTimeoutError:
         assert level == "table"
         outcome = 0
-    faults.disarm()
+    _faults.disarm()
     found = ids(graph, PERSON).count("ours")
     assert found == outcome if outcome is not None else found in (0, 1)
     if outcome != 1:
@@ -476,15 +481,15 @@ def test_calling_commit_again_after_an_unknown_outcome_finds_the_publish(graph: 
     def lose() -> None:
         raise OSError("Commit result for version 999999 is unknown")
 
-    faults.arm("publish.landed", lose)
-    faults.arm("publish.opened", writes.once(lambda: None))
+    _faults.arm("publish.landed", lose)
+    _faults.arm("publish.opened", writes.once(lambda: None))
     with pytest.MonkeyPatch.context() as patch:
         from omnigraph_spark.manifest import publisher
 
         patch.setattr(publisher, "has_publish", lambda *_: False)
         with pytest.raises((PublishOutcomeUnknown, ExpectedVersionMismatch)):
             commit(planned, staged)
-    faults.disarm()
+    _faults.disarm()
     assert not commit(planned, staged).skipped
     assert ids(graph, PERSON) == ["first", "ours"]
 
@@ -499,7 +504,7 @@ def test_abort_deletes_nothing_when_every_message_is_there(
     if outcome == "published":
         commit(planned, staged)
     else:
-        faults.arm("publish.sending", "unknown")
+        _faults.arm("publish.sending", "unknown")
         with pytest.raises(OmnigraphError, match="OMNIGRAPH_"):
             commit(planned, staged)
     files = writes.data_files(graph, PERSON)
@@ -520,12 +525,12 @@ def test_files_are_deleted_by_a_failure_before_the_first_table_commit_and_only_t
     graph: Storage,
 ) -> None:
     before = writes.data_files(graph, PERSON)
-    faults.arm("commit.before_table", "raise")
+    _faults.arm("commit.before_table", "raise")
     with pytest.raises(StorageError, match="Injected"):
         writes.write(graph, {PERSON: ["ours"]})
     assert writes.data_files(graph, PERSON) == before
-    faults.disarm()
-    faults.arm("commit.before_publish", "raise")
+    _faults.disarm()
+    _faults.arm("commit.before_publish", "raise")
     with pytest.raises(StorageError, match="Injected"):
         writes.write(graph, {PERSON: ["ours"]})
     assert len(writes.data_files(graph, PERSON) - before) == 1
@@ -535,10 +540,10 @@ def test_a_write_that_somebodys_recovery_published_whole_is_done(graph: Storage)
     """The engine rolls forward under an id of its own; going round again would double the rows."""
     planned = writes.plan(graph, [PERSON, COMPANY])
     staged = writes.stage_rows(planned, {PERSON: ["ours"], COMPANY: ["ours"]})
-    faults.arm("commit.before_publish", writes.die)
+    _faults.arm("commit.before_publish", writes.die)
     with pytest.raises(writes.Died):
         commit(planned, staged)
-    faults.disarm()
+    _faults.disarm()
     publish_heads(graph, PERSON, COMPANY)
     version = load(graph).graph_version
     assert commit(planned, staged) == Committed(planned.publish_id, version, skipped=True)
@@ -551,10 +556,10 @@ def test_a_write_that_somebodys_recovery_published_in_part_is_unknown_and_goes_n
 ) -> None:
     planned = writes.plan(graph, [PERSON, COMPANY])
     staged = writes.stage_rows(planned, {PERSON: ["ours"], COMPANY: ["ours"]})
-    faults.arm("commit.before_publish", writes.die)
+    _faults.arm("commit.before_publish", writes.die)
     with pytest.raises(writes.Died):
         commit(planned, staged)
-    faults.disarm()
+    _faults.disarm()
     publish_heads(graph, PERSON)
     with pytest.raises(PublishOutcomeUnknown, match="1 of its 2 files"):
         commit(planned, staged)
@@ -563,7 +568,7 @@ def test_a_write_that_somebodys_recovery_published_in_part_is_unknown_and_goes_n
 
 
 def test_a_live_round_that_is_recovered_under_its_feet_is_done_once(graph: Storage) -> None:
-    faults.arm("commit.before_publish", writes.once(lambda: publish_heads(graph, PERSON)))
+    _faults.arm("commit.before_publish", writes.once(lambda: publish_heads(graph, PERSON)))
     assert writes.write(graph, {PERSON: ["ours"]}).skipped
     assert ids(graph, PERSON) == ["first", "ours"]
 
@@ -610,7 +615,7 @@ def test_two_attempts_of_one_batch_at_once_write_it_once(graph: Storage) -> None
     def other_attempt() -> None:
         writes.write(graph, {PERSON: ["b"]}, **txn(1))
 
-    faults.arm("commit.before_publish", writes.once(other_attempt))
+    _faults.arm("commit.before_publish", writes.once(other_attempt))
     assert writes.write(graph, {PERSON: ["b"]}, **txn(1)).skipped
     assert ids(graph, PERSON) == ["b", "first"]
 
@@ -633,7 +638,7 @@ def test_a_write_leaves_a_record_of_the_engines_form_while_it_commits(graph: Sto
         assert data is not None
         seen.append({**json.loads(data), "file": name})
 
-    faults.arm("commit.before_publish", look)
+    _faults.arm("commit.before_publish", look)
     new = {"node:New": writes.NEW[PERSON]}
     done = writes.write(
         graph, {PERSON: ["b"], KNOWS: ["b"], "node:New": ["n"]}, new=new, actor="me"
@@ -716,7 +721,7 @@ def test_a_record_that_appears_between_two_rounds_stops_the_write(graph: Storage
         writes.write(graph, {PERSON: ["rival"]})
         graph.put(crash_records.path_of("engine"), json.dumps(ENGINE_RECORD).encode())
 
-    faults.arm("commit.before_publish", writes.once(rival))
+    _faults.arm("commit.before_publish", writes.once(rival))
     with pytest.raises(RecoveryPendingError, match="engine"):
         writes.write(graph, {PERSON: ["ours"]})
     assert ids(graph, PERSON) == ["first", "rival"]
@@ -804,7 +809,7 @@ def test_a_writer_that_only_slept_is_refused_after_it_was_rolled_back(graph: Sto
         age(graph, name)
         writes.write(graph, {KNOWS: ["healer"]})
 
-    faults.arm("commit.before_publish", writes.once(sleep))
+    _faults.arm("commit.before_publish", writes.once(sleep))
     writes.write(graph, {PERSON: ["slow"], COMPANY: ["slow"]})
     for version in range(2, load(graph).graph_version + 1):
         tables = load(graph, version=version).tables
@@ -831,13 +836,13 @@ def test_a_healer_that_dies_is_healed_in_turn(graph: Storage, point: str) -> Non
     for _ in range(5):
         planned = writes.plan(graph, [COMPANY])
         staged = writes.stage_rows(planned, {COMPANY: ["healer"]})
-        faults.arm(point, partial(note_and_die, deaths))
+        _faults.arm(point, partial(note_and_die, deaths))
         with contextlib.suppress(writes.Died):
             commit(planned, staged)
             break  # what the dead ones before had got through was enough
-        faults.disarm()
+        _faults.disarm()
         age(graph, planned.publish_id)
-    faults.disarm()
+    _faults.disarm()
     assert deaths
     before = load(graph).graph_version
     writes.write(graph, {PERSON: ["next"]})
@@ -854,7 +859,7 @@ def test_records_that_vanish_or_come_back_are_no_error(graph: Storage) -> None:
         for name in records(graph):
             graph.delete(crash_records.path_of(name))
 
-    faults.arm("commit.before_publish", vanish)
+    _faults.arm("commit.before_publish", vanish)
     writes.write(graph, {PERSON: ["b"]})
     assert ids(graph, PERSON) == ["b", "first"]
     assert records(graph) == []
@@ -862,12 +867,12 @@ def test_records_that_vanish_or_come_back_are_no_error(graph: Storage) -> None:
 
 def test_what_a_failed_write_could_not_put_back_keeps_its_record(graph: Storage) -> None:
     """Without it the engine's next insert would adopt the head."""
-    faults.arm("commit.before_publish", "raise")
-    faults.arm("table.before_restore", "raise")
+    _faults.arm("commit.before_publish", "raise")
+    _faults.arm("table.before_restore", "raise")
     planned = writes.plan(graph, [PERSON])
     with pytest.raises(StorageError, match="before_publish"):
         commit(planned, writes.stage_rows(planned, {PERSON: ["failed"]}))
-    faults.disarm()
+    _faults.disarm()
     assert records(graph) == [planned.publish_id]
     assert statuses(graph, planned.publish_id) == [runs.RUNNING, runs.FAILED]
     age(graph, planned.publish_id)
@@ -897,7 +902,7 @@ def test_an_overwrite_is_not_refused_for_its_own_healing(graph: Storage) -> None
 def test_an_overwrite_is_refused_for_a_rivals_write_after_the_healing(graph: Storage) -> None:
     dead = writes.write_and_die(graph, "commit.before_publish", {PERSON: ["dead"]})
     age(graph, dead.publish_id)
-    faults.arm("heal.after_publish", writes.once(lambda: writes.write(graph, {PERSON: ["rival"]})))
+    _faults.arm("heal.after_publish", writes.once(lambda: writes.write(graph, {PERSON: ["rival"]})))
     with pytest.raises(ExpectedVersionMismatch, match="node:Person"):
         writes.write(graph, {PERSON: ["ours"]}, "overwrite")
     assert ids(graph, PERSON) == ["first", "rival"]
@@ -936,10 +941,10 @@ def test_a_write_that_skips_versions_publishes_rows_for_them_too(graph: Storage)
 def test_a_lineage_that_cannot_be_written_does_not_fail_the_write(
     graph: Storage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    faults.arm("lineage.before_row", "raise")
+    _faults.arm("lineage.before_row", "raise")
     with caplog.at_level(logging.WARNING):
         done = writes.write(graph, {PERSON: ["b"]})
-    faults.disarm()
+    _faults.disarm()
     assert ids(graph, PERSON) == ["b", "first"]
     assert done.graph_version not in lineage(graph)
     assert "Injected fault" in caplog.text
@@ -958,7 +963,7 @@ def test_the_schema_files_name_a_new_type_before_its_table_is_published(graph: S
         schema = engine_schema.read(graph)
         known.append(schema is not None and "New" in schema.nodes)
 
-    faults.arm("publish.sending", look)
+    _faults.arm("publish.sending", look)
     writes.write(graph, {"node:New": ["a"]}, new={"node:New": writes.NEW[PERSON]})
     assert known == [True]
 
@@ -981,7 +986,7 @@ def test_a_table_that_others_made_and_dropped_meanwhile_is_made_in_another_round
         writes.write(storage, {COMPANY: ["rival"]})
         drop_table(storage, writes.write_options(storage), [COMPANY])
 
-    faults.arm(point, writes.once(rival))
+    _faults.arm(point, writes.once(rival))
     writes.write(storage, {COMPANY: ["mine"]})
     assert ids(storage, COMPANY) == ["mine"]
     assert check_graph(storage.root) == []

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from omnigraph_spark import auto_cleanup, faults, layout
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import BranchNotFoundError, StorageError
-from omnigraph_spark.history import append_log, commits, publishes
+from omnigraph_spark.history import commits, publishes
 from omnigraph_spark.history.commits import COMMITS, Commit
+from omnigraph_spark.history.init import init_graph
 from omnigraph_spark.history.publishes import publishes_between
-from omnigraph_spark.ids import new_ulid
-from omnigraph_spark.manifest.init import init_graph
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import append_log, auto_cleanup, layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
 from tests.support import graphs
 from tests.support.catalogs import publish_like_the_engine, publish_version
 
@@ -162,12 +163,12 @@ def test_a_writer_that_dies_in_the_middle_of_its_lineage_leaves_a_gap_that_is_fi
     graph: Storage, point: str
 ) -> None:
     dead = publish_version(graph, KEY, 1, actor="ada")
-    faults.arm(point, "raise")
+    _faults.arm(point, "raise")
     try:
         with pytest.raises(StorageError, match="Injected fault"):
             commits.record_publish(graph, "main", *dead, "ada")
     finally:
-        faults.disarm()
+        _faults.disarm()
     assert len(commits.read_commits(graph)) == 1
     commits.record_publish(graph, "main", *publish_version(graph, KEY, 2))
     lineage = commits.read_commits(graph)

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from omnigraph_spark import auto_cleanup, layout
 from omnigraph_spark.errors import StorageError
-from omnigraph_spark.history import append_log, commits, runs
-from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.history import commits, runs
+from omnigraph_spark.history.compaction import compact_own_datasets
+from omnigraph_spark.history.init import init_graph
 from omnigraph_spark.manifest import snapshot
-from omnigraph_spark.manifest.compaction import compact_own_datasets
-from omnigraph_spark.manifest.init import init_graph
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import append_log, auto_cleanup, layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
 from tests.support import graphs
 from tests.support.catalogs import publish_version
 from tests.support.stores import Store
@@ -265,7 +265,7 @@ def test_a_branch_of_the_lineage_keeps_the_files_that_it_shares(
         write(storage, "node:Added", version)
     assert {b: commits.read_commits(storage, b) for b in before} == before
     assert files <= {path.name for path in (root / layout.GRAPH_COMMITS / "data").iterdir()}
-    from omnigraph_spark import relocation
+    from omnigraph_spark.storage import relocation
 
     for branch, lineage in before.items():
         raw = relocation.open_for_reading(storage, layout.GRAPH_COMMITS, branch).to_table()

@@ -10,13 +10,14 @@ import lance
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import faults, layout
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import CorruptManifestError, GraphNotFoundError, OmnigraphError
 from omnigraph_spark.manifest.rows import MANIFEST_SCHEMA
 from omnigraph_spark.manifest.snapshot import load, open_main
 from omnigraph_spark.read.plan import read_table
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
 from tests.support import graphs, writes
 from tests.support.damage import (
     BROKEN_FILES,
@@ -35,7 +36,7 @@ from tests.support.writes import ALL, COMPANY, PERSON
 @pytest.fixture
 def graph(tmp_path: Path) -> Iterator[Storage]:
     yield writes.new_graph(Storage.at(str(tmp_path / "inside" / "g")))
-    faults.disarm()
+    _faults.disarm()
 
 
 @pytest.mark.parametrize(("damage", "named"), LIES.values(), ids=list(LIES))
@@ -202,9 +203,9 @@ def test_a_lost_deletion_file_is_an_error_and_never_deleted_rows(graph: Storage)
 
 
 def _publish_head(storage: Storage) -> None:
-    from omnigraph_spark.ids import new_ulid
     from omnigraph_spark.manifest.publisher import Publish, publish
     from omnigraph_spark.manifest.rows import VersionRow
+    from omnigraph_spark.storage.ids import new_ulid
 
     now = storage.dataset(layout.table_location(PERSON))
     row = VersionRow(PERSON, now.version, None, now.count_rows())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import types as T
 
-from omnigraph_spark.ddl import parse_columns
 from omnigraph_spark.errors import OptionError
+from omnigraph_spark.spark.ddl import parse_columns
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import faults
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import IntegrityError, TableNotFoundError
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import Committed, commit
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import Committed, commit
 from omnigraph_spark.write.plan import WritePlan
-from omnigraph_spark.write.stage import StagedTable, from_json, stage, to_json
+from omnigraph_spark.write.tasks.stage import StagedTable, from_json, stage, to_json
 from tests.support.writes import (
     COMPANY,
     EDGE_SCHEMA,
@@ -133,7 +133,7 @@ def test_an_edge_that_lands_meanwhile_never_dangles(
 ) -> None:
     planned = planned_delete(storage, PERSON, onDelete=on_delete)
     ours = staged(planned, (PERSON, ["e"]))
-    faults.arm(point, once(lambda: edges(storage, [("late", "e", "a")], integrity="strict")))
+    _faults.arm(point, once(lambda: edges(storage, [("late", "e", "a")], integrity="strict")))
     if on_delete == "restrict":
         with pytest.raises(IntegrityError, match="'late'"):
             commit(planned, ours)
@@ -141,15 +141,15 @@ def test_an_edge_that_lands_meanwhile_never_dangles(
     else:
         commit(planned, ours)
         assert ("e" in ids(storage, PERSON), "late" in ids(storage, KNOWS)) == (False, False)
-    faults.disarm()
+    _faults.disarm()
 
 
 @pytest.mark.parametrize("point", ["commit.checked", "commit.before_publish"])
 def test_an_edge_loses_its_end_to_a_delete_and_is_refused(storage: Storage, point: str) -> None:
-    faults.arm(point, once(lambda: delete(storage, (PERSON, ["e"]))))
+    _faults.arm(point, once(lambda: delete(storage, (PERSON, ["e"]))))
     with pytest.raises(IntegrityError, match="'e'"):
         edges(storage, [("late", "e", "a")], integrity="strict")
-    faults.disarm()
+    _faults.disarm()
     assert ("e" in ids(storage, PERSON), "late" in ids(storage, KNOWS)) == (False, False)
 
 
@@ -166,10 +166,10 @@ def test_rows_that_moved_meanwhile_are_found_again(storage: Storage) -> None:
 def test_a_dead_delete_is_rolled_back_by_the_next_write(storage: Storage) -> None:
     planned = planned_delete(storage, PERSON, onDelete="cascade")
     ours = staged(planned, (PERSON, ["b"]))
-    faults.arm("commit.before_publish", die)
+    _faults.arm("commit.before_publish", die)
     with pytest.raises(Died):
         commit(planned, ours)
-    faults.disarm()
+    _faults.disarm()
     write(storage, {PERSON: ["next"], KNOWS: ["next"]})
     assert ids(storage, PERSON) == ["a", "b", "c", "d", "e", "first", "next", "x"]
     assert ids(storage, KNOWS) == ["e0", "e1", "e2", "first", "next"]

@@ -8,10 +8,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import engine_types, layout
-from omnigraph_spark.engine_schema.ir import ir_hash, ir_json, state_hash, state_json
-from omnigraph_spark.engine_schema.ir_reader import parse_ir
-from omnigraph_spark.engine_schema.model import (
+from omnigraph_spark.errors import (
+    CorruptManifestError,
+    OptionError,
+    SchemaMismatchError,
+    UnsupportedError,
+)
+from omnigraph_spark.schema import property_types
+from omnigraph_spark.schema.ir import ir_hash, ir_json, state_hash, state_json
+from omnigraph_spark.schema.ir_reader import parse_ir
+from omnigraph_spark.schema.model import (
     Annotation,
     Constraint,
     EdgeType,
@@ -24,13 +30,8 @@ from omnigraph_spark.engine_schema.model import (
     same_definition,
     table_schema,
 )
-from omnigraph_spark.engine_schema.pg import parse_pg, render_pg
-from omnigraph_spark.errors import (
-    CorruptManifestError,
-    OptionError,
-    SchemaMismatchError,
-    UnsupportedError,
-)
+from omnigraph_spark.schema.pg import parse_pg, render_pg
+from omnigraph_spark.storage import layout
 from tests.support import graphs
 
 OF_VERSION_1 = [one[:2] for one in graphs.ALL_GRAPHS if one[0] != "newer"]
@@ -63,7 +64,7 @@ edge Likes: Person -> Person @card(1..)
 
 
 def described(type_text: str, name: str = "p") -> Property:
-    return Property(name, engine_types.parse(type_text))
+    return Property(name, property_types.parse(type_text))
 
 
 # --- what the engine wrote ---------------------------------------------------------------------
@@ -408,14 +409,14 @@ def test_a_column_that_the_engine_cannot_type_or_name_is_left_out_and_reported(
 
 def test_an_enum_that_rides_along_is_kept_with_the_columns_nullability() -> None:
     schema = pa.schema([("id", pa.utf8()), pa.field("status", pa.utf8(), nullable=False)])
-    carried = {"status": engine_types.parse("enum(a, b)?")}
+    carried = {"status": property_types.parse("enum(a, b)?")}
     node = of_arrow("node:A", schema, carried=carried)
     assert node.properties[0].type.text() == "enum(a, b)"
 
 
 def test_a_carried_type_that_is_not_the_columns_is_ignored() -> None:
     schema = pa.schema([("id", pa.utf8()), ("n", pa.int64())])
-    node = of_arrow("node:A", schema, carried={"n": engine_types.parse("U32")})
+    node = of_arrow("node:A", schema, carried={"n": property_types.parse("U32")})
     assert node.properties[0].type.text() == "I64?"
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import engine_schema
-from omnigraph_spark.engine_schema import EdgeType, EngineSchema, NodeType, add_types, parse_pg
+from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import (
     CorruptManifestError,
     OptionError,
@@ -20,7 +19,8 @@ from omnigraph_spark.errors import (
     StorageError,
     UnsupportedError,
 )
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.schema import EdgeType, EngineSchema, NodeType, add_types, parse_pg
+from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.plan import NewTable
 from tests.format_checker import check_graph
 from tests.support import graphs, writes
@@ -341,7 +341,7 @@ def test_json_files_that_another_writer_put_back_are_made_again(social: Storage)
 def test_files_that_are_always_changed_by_others_end_in_a_typed_error(
     social: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omnigraph_spark.engine_schema.files._MAX_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("omnigraph_spark.schema.files._MAX_PAUSE_SECONDS", 0.0)
     old = texts(social)["_schema.pg"].encode()
 
     def overwrite(path: str) -> None:

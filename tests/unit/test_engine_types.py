@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import engine_types
-from omnigraph_spark.engine_types import EngineType
 from omnigraph_spark.errors import OptionError, SchemaMismatchError
+from omnigraph_spark.schema import property_types
+from omnigraph_spark.schema.property_types import EngineType
 
 SPELLED = {
     "String": pa.utf8(),
@@ -31,11 +31,11 @@ SPELLED = {
 def test_a_type_keeps_its_text_and_has_the_arrow_type_of_the_format(
     text: str, arrow: pa.DataType
 ) -> None:
-    parsed = engine_types.parse(text)
+    parsed = property_types.parse(text)
     assert parsed.text() == text
-    assert engine_types.to_arrow(parsed) == arrow
-    assert engine_types.from_json(parsed.to_json()) == parsed
-    assert engine_types.arrow_field("p", parsed).nullable is text.endswith("?")
+    assert property_types.to_arrow(parsed) == arrow
+    assert property_types.from_json(parsed.to_json()) == parsed
+    assert property_types.arrow_field("p", parsed).nullable is text.endswith("?")
 
 
 @pytest.mark.parametrize(("text", "arrow"), SPELLED.items())
@@ -44,15 +44,15 @@ def test_a_stored_column_names_its_type_and_an_enum_is_a_string_there(
 ) -> None:
     field = pa.field("p", arrow, nullable=text.endswith("?"))
     expected = text if not text.startswith("enum") else "String?"
-    found = engine_types.of_field(field)
+    found = property_types.of_field(field)
     assert found is not None
     assert found.text() == expected
 
 
 def test_spaces_make_no_difference() -> None:
-    assert engine_types.parse(" Vector( 4 ) ? ") == engine_types.parse("Vector(4)?")
-    assert engine_types.parse("enum( a ,b )").enum_values == ("a", "b")
-    assert engine_types.parse("[ String ]") == EngineType("String", list=True, nullable=False)
+    assert property_types.parse(" Vector( 4 ) ? ") == property_types.parse("Vector(4)?")
+    assert property_types.parse("enum( a ,b )").enum_values == ("a", "b")
+    assert property_types.parse("[ String ]") == EngineType("String", list=True, nullable=False)
 
 
 @pytest.mark.parametrize(
@@ -64,25 +64,25 @@ def test_what_is_no_type_is_refused_with_what_is_one(text: str) -> None:
     with pytest.raises(
         OptionError, match=r"\[OMNIGRAPH_OPTION\].*is no property type.*Vector\(n\)"
     ):
-        engine_types.parse(text)
+        property_types.parse(text)
 
 
 def test_a_blob_is_told_by_its_extension_before_and_after_lance_is_imported() -> None:
-    field = engine_types.arrow_field("raw", engine_types.parse("Blob?"))
-    assert engine_types.is_blob(field)
+    field = property_types.arrow_field("raw", property_types.parse("Blob?"))
+    assert property_types.is_blob(field)
     plain = pa.field(
         "raw", field.type.storage_type, metadata={"ARROW:extension:name": "lance.blob.v2"}
     )
     old = pa.field("raw", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
-    assert engine_types.is_blob(plain)
-    assert engine_types.is_blob(old)
-    assert not engine_types.is_blob(pa.field("raw", pa.large_binary()))
-    assert [engine_types.of_field(f) for f in (field, plain)] == [EngineType("Blob")] * 2
+    assert property_types.is_blob(plain)
+    assert property_types.is_blob(old)
+    assert not property_types.is_blob(pa.field("raw", pa.large_binary()))
+    assert [property_types.of_field(f) for f in (field, plain)] == [EngineType("Blob")] * 2
 
 
 def test_a_list_of_blobs_is_refused() -> None:
     with pytest.raises(SchemaMismatchError, match="OMNIGRAPH_SCHEMA_MISMATCH"):
-        engine_types.to_arrow(engine_types.parse("[Blob]"))
+        property_types.to_arrow(property_types.parse("[Blob]"))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_list_of_blobs_is_refused() -> None:
      pa.list_(pa.decimal128(5, 2))],
 )  # fmt: skip
 def test_other_columns_have_no_type_of_the_engine(arrow: pa.DataType) -> None:
-    assert engine_types.of_field(pa.field("p", arrow)) is None
+    assert property_types.of_field(pa.field("p", arrow)) is None
 
 
 @pytest.mark.parametrize(
@@ -100,4 +100,4 @@ def test_other_columns_have_no_type_of_the_engine(arrow: pa.DataType) -> None:
     [("age", True), ("_a1", True), ("Имя", False), ("sp ace", False), ("1a", False), ("", False)],
 )
 def test_only_plain_names_go_into_the_schema_files(name: str, fits: bool) -> None:
-    assert engine_types.can_name(name) is fits
+    assert property_types.can_name(name) is fits

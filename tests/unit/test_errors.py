@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from omnigraph_spark import errors, lance_errors
+from omnigraph_spark import errors
+from omnigraph_spark._redaction import is_secret, redact
 from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
     IntegrityError,
@@ -18,8 +19,13 @@ from omnigraph_spark.errors import (
     StorageError,
     from_spark,
 )
-from omnigraph_spark.lance_errors import DatasetNotFoundError, Outcome, outcome_of, translated
-from omnigraph_spark.redaction import is_secret, redact
+from omnigraph_spark.storage import lance_errors
+from omnigraph_spark.storage.lance_errors import (
+    DatasetNotFoundError,
+    Outcome,
+    outcome_of,
+    translated,
+)
 
 SECRET = "wJalrXUtnFEMI/K7MDENG"
 

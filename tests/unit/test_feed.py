@@ -8,9 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import faults
-from omnigraph_spark.branches import changes, manage, refs, restore, tags
-from omnigraph_spark.branches.changes import Span
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import (
     BranchNotFoundError,
     OptionError,
@@ -20,12 +18,15 @@ from omnigraph_spark.errors import (
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import optimize
 from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.merge import restore
 from omnigraph_spark.option_rules import FeedEnds
 from omnigraph_spark.read.feed_plan import Planner
+from omnigraph_spark.refs import branches, changes, refs, tags
+from omnigraph_spark.refs.changes import Span
 from omnigraph_spark.schema_changes import properties
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import commit
-from omnigraph_spark.write.stage import stage
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
+from omnigraph_spark.write.tasks.stage import stage
 from tests.support import graphs
 from tests.support.feeds import by_hand, pieces, read_feed
 from tests.support.writes import (
@@ -77,7 +78,7 @@ def test_every_kind_of_publish_is_told_as_a_comparison_by_hand_tells_it(graph: S
     write(graph, {PERSON: ["a", "b", "c"]})
     write(graph, {PERSON: ["b", "first", "n"]}, "overwrite")  # other ages: changed rows
     restore.restore(graph, write_options(graph), str(start))
-    manage.create_branch(graph, "dev", refs.named(graph, "main"))
+    branches.create_branch(graph, "dev", refs.named(graph, "main"))
     write(graph, {PERSON: ["d"], COMPANY: ["x"]}, branch="dev")
     write(graph, {PERSON: []}, "overwrite", branch="dev")
     restore.restore(graph, write_options(graph, branch="dev"), str(start))
@@ -198,10 +199,10 @@ def test_deleted_rows_are_told_and_the_rows_beside_them_are_not(tmp_path: Path) 
 
 
 def test_a_publish_that_has_no_row_in_the_lineage_is_told_too(graph: Storage) -> None:
-    faults.arm("lineage.before_row", die)
+    _faults.arm("lineage.before_row", die)
     with pytest.raises(Died):
         write(graph, {PERSON: ["dead"]}, actor="me")
-    faults.disarm()
+    _faults.disarm()
     found = read_feed(graph, changes.span(graph, "main", FeedEnds(str(head(graph)))))
     assert [(row["_change_type"], row["id"]) for row in found] == [("insert", "dead")]
 

@@ -8,9 +8,10 @@ import pyarrow as pa
 import pyspark.sql.types as T
 import pytest
 
-from omnigraph_spark import engine_types, field_metadata
 from omnigraph_spark.errors import UnsupportedError
-from omnigraph_spark.field_metadata import ReadMark
+from omnigraph_spark.schema import property_types
+from omnigraph_spark.spark import field_metadata
+from omnigraph_spark.spark.field_metadata import ReadMark
 
 FRAME = T.StructType().add("id", T.StringType(), False).add("age", T.IntegerType())
 OPTIONS = {"path": "/g", "table": "node:Person"}
@@ -34,7 +35,7 @@ def without_mark(schema: T.StructType) -> T.StructType:
 
 
 def test_a_stored_type_survives_its_text() -> None:
-    engine = engine_types.parse("enum(draft, active)")
+    engine = property_types.parse("enum(draft, active)")
     carried = field_metadata.carried(pa.field("c", pa.utf8(), nullable=False), engine, key=True)
     field = T.StructField("c", T.StringType(), True, {field_metadata.TYPE: carried.to_text()})
     assert field_metadata.carried_type(field) == carried

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from omnigraph_spark import faults
+from omnigraph_spark import _faults
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import first_indexes
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit import first_indexes
 from tests.format_checker import check_graph
 from tests.support import writes
 from tests.support.writes import KNOWS, PERSON, Died, die, ids, once
@@ -20,7 +20,7 @@ from tests.support.writes import KNOWS, PERSON, Died, die, ids, once
 def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     monkeypatch.setattr(first_indexes, "WORTH_ROWS", 10)
     yield Storage.at(str(tmp_path / "g"))
-    faults.disarm()
+    _faults.disarm()
 
 
 def some(name: str, count: int) -> list[str]:
@@ -88,9 +88,9 @@ def test_a_rival_that_lands_among_the_builds_is_never_adopted(
     writes.write(graph, {PERSON: some("p", 9)})
     planned = writes.plan(graph, [PERSON])
     staged = writes.stage_rows(planned, {PERSON: ["q"]})
-    from omnigraph_spark.write.commit import commit
+    from omnigraph_spark.write.commit.commit import commit
 
-    faults.arm("table.after_commit", once(lambda: writes.orphan(graph, PERSON, ["rival"])))
+    _faults.arm("table.after_commit", once(lambda: writes.orphan(graph, PERSON, ["rival"])))
     commit(planned, staged)
     assert ids(graph, PERSON) == sorted([*some("p", 9), "q"])
     assert indexes(graph, PERSON) == {"id": 10}
@@ -107,12 +107,12 @@ def test_a_writer_that_dies_with_its_indices_leaves_the_table_as_it_was(
         writes.write(graph, {"node:Company": ["c"]})
     planned = writes.plan(graph, [PERSON])
     staged = writes.stage_rows(planned, {PERSON: some("dead", 10)})
-    from omnigraph_spark.write.commit import commit
+    from omnigraph_spark.write.commit.commit import commit
 
-    faults.arm("commit.before_publish", die)
+    _faults.arm("commit.before_publish", die)
     with pytest.raises(Died):
         commit(planned, staged)
-    faults.disarm()
+    _faults.disarm()
     writes.write(graph, {PERSON: ["next"]})
     assert ids(graph, PERSON) == sorted([*some("p", there), "next"])
     assert check_graph(graph.root, crashed=True) == []

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnigraph_spark import engine_types, frame_batches
+from omnigraph_spark.arrow import frame_batches
 from omnigraph_spark.errors import IntegrityError, SchemaMismatchError
+from omnigraph_spark.schema import property_types
 
 MISMATCH = r"\[OMNIGRAPH_SCHEMA_MISMATCH\]"
 P, C, K = "node:Person", "node:Company", "edge:Knows"
@@ -139,7 +140,9 @@ WIDE = pa.schema(
 
 
 def test_a_table_batch_becomes_a_wide_one_with_nulls_and_the_tables_key() -> None:
-    stored = pa.schema([("id", pa.utf8()), ("age", pa.int32()), ("pic", engine_types.blob_type())])
+    stored = pa.schema(
+        [("id", pa.utf8()), ("age", pa.int32()), ("pic", property_types.blob_type())]
+    )
     scanned = pa.record_batch(
         {
             "pic": pa.array([b"", b"A"], pa.large_binary()),

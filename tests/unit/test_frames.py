@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyspark.sql.types as T
 import pytest
 
-from omnigraph_spark import arrow_types, engine_types, field_metadata, frames
 from omnigraph_spark.errors import OptionError, SchemaMismatchError
+from omnigraph_spark.schema import property_types
+from omnigraph_spark.spark import field_metadata, frames, spark_types
 
 MISMATCH = r"\[OMNIGRAPH_SCHEMA_MISMATCH\]"
 
@@ -26,9 +27,9 @@ def edge(**columns: str) -> T.StructType:
 def _table(columns: dict[str, str]) -> T.StructType:
     return T.StructType(
         [
-            arrow_types.spark_field(
-                engine_types.arrow_field(name, engine_types.parse(text.removesuffix(" @key"))),
-                engine=engine_types.parse(text.removesuffix(" @key")),
+            spark_types.spark_field(
+                property_types.arrow_field(name, property_types.parse(text.removesuffix(" @key"))),
+                engine=property_types.parse(text.removesuffix(" @key")),
                 key=text.endswith(" @key"),
             )
             for name, text in columns.items()
@@ -178,4 +179,4 @@ def test_malformed_endpoints_are_refused(given: dict[str, str]) -> None:
 
 def test_the_whole_graph_schema_is_what_pyspark_makes_arrow_of() -> None:
     wide = frames.whole_graph_schema(TABLES)
-    assert arrow_types.arrow_schema(wide).field("vec").type == pa.list_(pa.float32())
+    assert spark_types.arrow_schema(wide).field("vec").type == pa.list_(pa.float32())

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from omnigraph_spark.errors import OptionError
-from omnigraph_spark.ids import new_ulid, ulid_from, ulids
+from omnigraph_spark.storage.ids import new_ulid, ulid_from, ulids
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 PROJECT = Path(__file__).resolve().parents[2]
@@ -83,7 +83,7 @@ def test_more_ids_than_an_array_holds_are_refused(count: int) -> None:
 def test_a_forked_worker_makes_other_ids_than_its_sibling() -> None:
     script = """
 import os
-from omnigraph_spark.ids import new_ulid, ulids
+from omnigraph_spark.storage.ids import new_ulid, ulids
 new_ulid(), ulids(1)
 for child in range(2):
     if os.fork() == 0:

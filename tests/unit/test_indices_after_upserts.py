@@ -16,10 +16,10 @@ import pytest
 
 from omnigraph_spark.maintenance.optimize import optimize, optimize_indices, run_here
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import Settings
-from omnigraph_spark.write.stage import stage
+from omnigraph_spark.write.tasks.stage import stage
 from tests.support.lance_graphs import new_graph, publish_head, write_table
 from tests.support.writes import plan
 

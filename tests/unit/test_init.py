@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import layout
 from omnigraph_spark.errors import StorageError
 from omnigraph_spark.history import commits
-from omnigraph_spark.manifest import init as init_module
+from omnigraph_spark.history import init as init_module
+from omnigraph_spark.history.init import init_graph
 from omnigraph_spark.manifest import migrations, snapshot
-from omnigraph_spark.manifest.init import init_graph
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
 from tests.support import graphs
 from tests.support.catalogs import publish_version
 

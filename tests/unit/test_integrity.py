@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from omnigraph_spark import faults, layout
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import (
     CorruptManifestError,
     ExpectedVersionMismatch,
@@ -22,9 +22,10 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.integrity import scratch
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import commit
-from omnigraph_spark.write.commit_check import CommitCheck
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
+from omnigraph_spark.write.commit.commit_check import CommitCheck
 from omnigraph_spark.write.plan import plan_write
 from tests.support.frames import nothing_written
 from tests.support.ruled import (
@@ -62,7 +63,7 @@ def graph(template: Path, tmp_path: Path) -> Storage:
 @pytest.fixture(autouse=True)
 def _disarmed() -> Any:
     yield
-    faults.disarm()
+    _faults.disarm()
 
 
 def refused(
@@ -434,7 +435,7 @@ def test_an_upsert_is_refused_by_every_kind_of_rule_and_changes_nothing(graph: S
 
 def test_an_upsert_and_an_append_of_one_new_id_at_once_make_one_row(graph: Storage) -> None:
     rival = once(lambda: save(graph, {PERSON: [{"id": "x"}]}, integrity="keys"))
-    faults.arm("commit.before_publish", rival)
+    _faults.arm("commit.before_publish", rival)
     save(graph, {PERSON: [{"id": "x", "last": "L"}]}, writeMode="merge", integrity="keys")
     assert rows(graph, PERSON) == ["a", "b", "c", "x"]
 
@@ -444,11 +445,11 @@ def test_an_upsert_and_an_append_of_one_new_id_at_once_make_one_row(graph: Stora
 
 def test_of_two_appends_of_one_new_id_one_lands_and_the_other_is_refused(graph: Storage) -> None:
     rival = once(lambda: save(graph, {PERSON: [{"id": "x"}]}, integrity="keys"))
-    faults.arm("commit.before_publish", rival)
+    _faults.arm("commit.before_publish", rival)
     with pytest.raises(IntegrityError, match=r"'unique id' .*'x'"):
         save(graph, {PERSON: [{"id": "x"}, {"id": "y"}]}, integrity="keys")
     assert rows(graph, PERSON) == ["a", "b", "c", "x"]
-    faults.disarm()
+    _faults.disarm()
     save(graph, {PERSON: [{"id": "y"}]}, integrity="keys")
 
 
@@ -456,7 +457,7 @@ def test_an_append_that_lost_a_round_goes_again_where_the_rival_brought_other_id
     graph: Storage,
 ) -> None:
     rival = once(lambda: save(graph, {PERSON: [{"id": "x"}]}, integrity="keys"))
-    faults.arm("commit.before_publish", rival)
+    _faults.arm("commit.before_publish", rival)
     save(graph, {PERSON: [{"id": "y"}]}, integrity="keys")
     assert rows(graph, PERSON) == ["a", "b", "c", "x", "y"]
 
@@ -467,7 +468,7 @@ def test_an_edge_does_not_land_on_a_node_that_a_rival_takes_away(
 ) -> None:
     without_c: Rows = {PERSON: [{"id": "a"}, {"id": "b"}]}
     rival = once(lambda: save(graph, without_c, mode="overwrite", integrity="strict"))
-    faults.arm(point, rival)
+    _faults.arm(point, rival)
     with pytest.raises(IntegrityError, match=r"'edge ends exist' .*'c'"):
         save(graph, {KNOWS: [edge("a", "c")]}, integrity="strict")
     assert rows(graph, PERSON) == ["a", "b"]
@@ -479,7 +480,7 @@ def test_a_node_is_not_taken_away_from_under_an_edge_that_a_rival_brings(
     graph: Storage, point: str
 ) -> None:
     rival = once(lambda: save(graph, {KNOWS: [edge("a", "c")]}, integrity="strict"))
-    faults.arm(point, rival)
+    _faults.arm(point, rival)
     with pytest.raises(IntegrityError, match=r"'edges stay attached'"):
         save(
             graph,
@@ -510,11 +511,11 @@ def test_rows_that_an_earlier_round_saw_and_a_restore_brought_back_are_looked_at
     files = staged(plan, {PERSON: [{"id": "x"}]})
 
     def guarded() -> None:
-        faults.disarm()
+        _faults.disarm()
         rival()
-        faults.arm("commit.before_publish", guarded)
+        _faults.arm("commit.before_publish", guarded)
 
-    faults.arm("commit.before_publish", guarded)
+    _faults.arm("commit.before_publish", guarded)
     with pytest.raises(IntegrityError, match=r"'unique id' .*'x'"):
         commit(plan, files)
     assert rows(graph, PERSON) == ["b", "x"]
@@ -522,7 +523,7 @@ def test_rows_that_an_earlier_round_saw_and_a_restore_brought_back_are_looked_at
 
 def test_an_edge_check_survives_that_others_add_nodes(graph: Storage) -> None:
     rival = once(lambda: save(graph, {PERSON: [{"id": "n"}]}))
-    faults.arm("commit.before_publish", rival)
+    _faults.arm("commit.before_publish", rival)
     save(graph, {KNOWS: [edge("a", "c")]}, integrity="strict")
     assert len(rows(graph, KNOWS)) == 2
 

@@ -11,12 +11,12 @@ import lance
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import layout
+from omnigraph_spark.history.init import init_graph
 from omnigraph_spark.manifest import kept_rows
-from omnigraph_spark.manifest.init import init_graph
 from omnigraph_spark.manifest.rows import MANIFEST_SCHEMA, TableRow, VersionRow, fit, to_arrow
 from omnigraph_spark.manifest.snapshot import load, open_main, read_rows
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
 
 KEYS = ("node:A", "node:B", "edge:C")
 BIG = 8

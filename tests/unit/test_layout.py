@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnigraph_spark import layout
 from omnigraph_spark.errors import CorruptManifestError, OptionError
+from omnigraph_spark.storage import layout
 from tests.support import graphs
 
 HOSTILE = ["../x", "/etc", "a" * 300, "x\x00y", "x\ny", "x y", "", "é", "a/b", "node:Person", "9a"]

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from omnigraph_spark import faults, layout
-from omnigraph_spark.branches.merge_base import head_commit, merge_bases
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import UnsupportedError
-from omnigraph_spark.history import append_log, commits
+from omnigraph_spark.history import commits
 from omnigraph_spark.history.commits import Commit
-from omnigraph_spark.ids import new_ulid
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.refs.merge_base import head_commit, merge_bases
+from omnigraph_spark.storage import append_log, layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
 from tests.support.branches import at, make, remove
 from tests.support.writes import PERSON, Died, die, new_graph, plan, stage_rows, write
 
@@ -108,10 +109,10 @@ def test_a_recovery_note_that_was_merged_stands_for_its_commit(graph: Storage) -
 def test_who_fills_the_gap_of_a_merge_names_what_it_merged(graph: Storage) -> None:
     """PROTOCOL 30: without it the next merge would begin too early and bring back what is gone."""
     merged = head(graph, "dev")
-    faults.arm("lineage.before_row", die)
+    _faults.arm("lineage.before_row", die)
     with pytest.raises(Died):
         merge(graph, merged, "main")
-    faults.disarm()
+    _faults.disarm()
     told = commits.complete(graph, "main", at(graph).graph_version)[-1]
     assert told.merged_parent_commit_id == merged.graph_commit_id
     assert commits.read_commits(graph)[-1].merged_parent_commit_id is None
@@ -121,10 +122,10 @@ def test_who_fills_the_gap_of_a_merge_names_what_it_merged(graph: Storage) -> No
 
 def test_a_writer_fills_the_gap_of_a_merge_too(graph: Storage) -> None:
     merged = head(graph, "dev")
-    faults.arm("lineage.before_row", die)
+    _faults.arm("lineage.before_row", die)
     with pytest.raises(Died):
         merge(graph, merged, "main")
-    faults.disarm()
+    _faults.disarm()
     write(graph, {PERSON: ["next"]})
     filled = commits.read_commits(graph)[-2]
     assert filled.merged_parent_commit_id == merged.graph_commit_id

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import ArrayType, BinaryType, FloatType, ShortType, StringType
 
-from omnigraph_spark import engine_schema, faults
+from omnigraph_spark import _faults
+from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import OmnigraphError, SchemaMismatchError
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import bulk
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit import bulk
+from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import WritePlan
-from omnigraph_spark.write.stage import StagedTable
+from omnigraph_spark.write.tasks.stage import StagedTable
 from tests.format_checker import check_graph
 from tests.support import columns, graphs, writes
 from tests.support.columns import NICK, PERSON_FRAME, SCORE, frame, properties, rows_of
@@ -25,7 +26,7 @@ from tests.support.writes import COMPANY, PERSON, Died, die, head, once
 @pytest.fixture
 def graph(tmp_path: Path) -> Iterator[Storage]:
     yield writes.new_graph(Storage.at(str(tmp_path / "g")))
-    faults.disarm()
+    _faults.disarm()
 
 
 FIRST = {"id": "first", "name": "first", "age": 0}
@@ -85,7 +86,7 @@ def test_a_frame_without_rows_adds_its_columns_too(graph: Storage) -> None:
 
 
 def test_without_the_option_a_new_column_is_refused_and_the_option_named(graph: Storage) -> None:
-    from omnigraph_spark.write.frame_plan import plan_frames
+    from omnigraph_spark.spark.frame_plan import plan_frames
 
     with pytest.raises(SchemaMismatchError, match=r"OMNIGRAPH_SCHEMA_MISMATCH.*nick.*") as caught:
         plan_frames(writes.write_options(graph), {PERSON: frame(*PERSON_FRAME, NICK)})
@@ -200,9 +201,9 @@ def test_a_column_that_was_dropped_and_added_again_has_no_old_values(graph: Stor
     entry = load(graph).entry(PERSON)
     dataset = graph.dataset(entry.location)
     dataset.drop_columns(["nick"])
-    from omnigraph_spark.ids import new_ulid
     from omnigraph_spark.manifest.publisher import Publish, publish
     from omnigraph_spark.manifest.rows import VersionRow
+    from omnigraph_spark.storage.ids import new_ulid
 
     row = VersionRow(PERSON, dataset.version, None, dataset.count_rows())
     publish(graph, Publish("main", new_ulid(), (row,)))
@@ -261,9 +262,9 @@ def test_an_append_that_lands_in_the_middle_of_adding_a_column_loses_nothing(
     def rival() -> None:
         writes.orphan(graph, PERSON, ["rival"])
 
-    faults.arm(point, once(rival))
+    _faults.arm(point, once(rival))
     commit(planned, staged)
-    faults.disarm()
+    _faults.disarm()
     # the rival published nothing: its row must never show
     assert [(r["id"], r["nick"]) for r in rows_of(graph, PERSON)] == [("b", "x"), ("first", None)]
     assert check_graph(graph.root) == []
@@ -278,9 +279,9 @@ def test_an_index_that_somebody_builds_while_a_column_is_added_is_not_adopted(
     def rival() -> None:
         graph.dataset(entry.location).create_scalar_index("age", "BTREE")
 
-    faults.arm("table.before_columns", once(rival))
+    _faults.arm("table.before_columns", once(rival))
     commit(planned, staged)
-    faults.disarm()
+    _faults.disarm()
     now = load(graph).entry(PERSON)
     published = graph.dataset(now.location, None, now.table_version)
     assert published.describe_indices() == []
@@ -296,10 +297,10 @@ def test_a_writer_that_dies_after_its_column_leaves_the_graph_as_it_was(
 ) -> None:
     planned, staged = prepared(graph, NICK, "b", "x")
     before = load(graph)
-    faults.arm(point, die)
+    _faults.arm(point, die)
     with pytest.raises(Died):
         commit(planned, staged)
-    faults.disarm()
+    _faults.disarm()
     assert load(graph).tables == before.tables
     assert "nick" not in properties(graph, PERSON)
     writes.write(graph, {PERSON: ["next"]})
@@ -315,10 +316,10 @@ def test_a_column_is_put_back_when_the_write_fails(graph: Storage) -> None:
     def broken() -> None:
         raise OSError("disk full")
 
-    faults.arm("publish.sending", broken)
+    _faults.arm("publish.sending", broken)
     with pytest.raises(OmnigraphError):
         commit(planned, staged)
-    faults.disarm()
+    _faults.disarm()
     assert load(graph).tables == before.tables
     dataset = graph.dataset(before.entry(PERSON).location)
     assert "nick" not in dataset.schema.names
@@ -328,20 +329,20 @@ def test_a_writer_that_dies_before_the_schema_files_leaves_a_column_that_the_nex
     graph: Storage,
 ) -> None:
     planned, staged = prepared(graph, NICK, "b", "x")
-    faults.arm("commit.published", die)
+    _faults.arm("commit.published", die)
     with pytest.raises(Died):
         commit(planned, staged)
-    faults.disarm()
+    _faults.disarm()
     assert rows_of(graph, PERSON)[0]["nick"] == "x"
     assert "nick" not in properties(graph, PERSON)
     assert check_graph(graph.root, crashed=True) == []
 
 
 def test_a_column_that_another_branch_lacks_stays_out_of_the_schema_files(graph: Storage) -> None:
-    from omnigraph_spark.branches import manage
-    from omnigraph_spark.branches.refs import Resolved
+    from omnigraph_spark.refs import branches
+    from omnigraph_spark.refs.refs import Resolved
 
-    manage.create_branch(graph, "dev", Resolved("main", None))
+    branches.create_branch(graph, "dev", Resolved("main", None))
     columns.write(graph, PERSON, (*PERSON_FRAME, NICK), [person("b", nick="x")], branch="dev")
     assert "nick" in columns.table(graph, PERSON, branch="dev").schema.names
     assert "nick" not in properties(graph, PERSON)
@@ -363,7 +364,7 @@ def test_the_engines_graphs_with_added_columns_are_still_what_format_says(
     before = {key: columns.table(graph, key) for key in snapshot.tables}
     for key in list(snapshot.tables)[:6]:
         stored = before[key].schema
-        from omnigraph_spark.arrow_types import spark_field
+        from omnigraph_spark.spark.spark_types import spark_field
 
         schema = frame()
         for field in stored:

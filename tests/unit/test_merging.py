@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from omnigraph_spark import faults
-from omnigraph_spark.branches import restore
-from omnigraph_spark.branches.changes import Span
-from omnigraph_spark.branches.merge_tables import Here
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import (
     BranchNotFoundError,
     ExpectedVersionMismatch,
@@ -21,8 +18,11 @@ from omnigraph_spark.errors import (
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import optimize
 from omnigraph_spark.manifest.snapshot import Snapshot, load
+from omnigraph_spark.merge import restore
+from omnigraph_spark.merge.tables import Here
 from omnigraph_spark.read import metadata_frames
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.refs.changes import Span
+from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
 from tests.support.branches import make
 from tests.support.feeds import read_feed
@@ -365,12 +365,12 @@ def test_an_id_that_is_doubled_beside_the_rows_that_changed_is_refused(graph: St
 def test_a_rival_that_publishes_to_the_target_refuses_the_merge(graph: Storage) -> None:
     put(graph, "dev", [*START, ("e", 5)])
     rival = once(lambda: write_rows(graph, {KNOWS: [("bc", "b", "c")]}))
-    faults.arm("commit.entered", rival)
+    _faults.arm("commit.entered", rival)
     try:
         with pytest.raises(ExpectedVersionMismatch, match="edge:Knows"):
             merge(graph, "dev")
     finally:
-        faults.disarm()
+        _faults.disarm()
     assert people(graph) == sorted(START)
     assert rows_of(graph, KNOWS) == [("ab", "a", "b"), ("bc", "b", "c")]
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from omnigraph_spark import layout
 from omnigraph_spark.history import commits
-from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.manifest import snapshot
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import OURS, TableRow, VersionRow
 from omnigraph_spark.read import metadata_frames
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
 from tests.support import graphs
 
 

@@ -9,21 +9,22 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import auto_cleanup, faults
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import (
     CorruptManifestError,
     OmnigraphError,
     StorageError,
     UnsupportedManifestVersion,
 )
+from omnigraph_spark.history.init import init_graph
 from omnigraph_spark.manifest import migrations
-from omnigraph_spark.manifest.init import init_graph
 from omnigraph_spark.manifest.migrations import INTERNAL_MANIFEST_SCHEMA_VERSION
 from omnigraph_spark.manifest.rows import MANIFEST_SCHEMA, PRIMARY_KEY_ANNOTATION
 from omnigraph_spark.manifest.snapshot import load, open_main, read_rows
 from omnigraph_spark.manifest.writable import open_for_writing
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.storage import auto_cleanup
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
 from tests.support import graphs, writes
 
 PERSON = writes.PERSON
@@ -34,7 +35,7 @@ REFUSED_STAMPS = ("3", "101", "abc", "", "-1", "2.0", "4294967296")
 @pytest.fixture
 def v1(tmp_path: Path) -> Iterator[Storage]:
     yield Storage.at(str(graphs.unpack("v1", "social", tmp_path)))
-    faults.disarm()
+    _faults.disarm()
 
 
 def stamp(storage: Storage) -> str | None:
@@ -201,17 +202,17 @@ def test_a_migration_that_fails_at_a_step_is_finished_by_the_next_open(
     v1: Storage, point: str, left: tuple[str | None, list[str]]
 ) -> None:
     rows = read_rows(open_main(v1))
-    faults.arm(point, "raise")
+    _faults.arm(point, "raise")
     with pytest.raises(StorageError, match="Injected fault"):
         open_for_writing(v1, "main")
     assert (stamp(v1), annotated(v1)) == left
-    faults.disarm()
+    _faults.disarm()
     open_for_writing(v1, "main")
     assert_migrated(v1, rows)
 
 
 def test_a_half_migrated_graph_still_reads_and_reads_change_nothing(v1: Storage) -> None:
-    faults.arm("migrate.before_stamp", "raise")
+    _faults.arm("migrate.before_stamp", "raise")
     with pytest.raises(StorageError, match="Injected fault"):
         open_for_writing(v1, "main")
     before = graphs.file_hashes(Path(v1.root))
@@ -222,7 +223,7 @@ def test_a_half_migrated_graph_still_reads_and_reads_change_nothing(v1: Storage)
 @pytest.mark.parametrize("point", ["migrate.before_annotation", "migrate.before_stamp"])
 def test_a_rival_that_migrates_between_the_steps_is_no_error(v1: Storage, point: str) -> None:
     rows = read_rows(open_main(v1))
-    faults.arm(point, writes.once(lambda: open_for_writing(v1, "main")))
+    _faults.arm(point, writes.once(lambda: open_for_writing(v1, "main")))
     open_for_writing(v1, "main")
     assert_migrated(v1, rows)
 
@@ -246,7 +247,7 @@ def _migrate(root: str, barrier: object, failures: object) -> None:
 
 
 def _kill_at(root: str, point: str) -> None:
-    faults.arm(point, "kill")
+    _faults.arm(point, "kill")
     open_for_writing(Storage.at(root), "main")
 
 

@@ -11,9 +11,9 @@ import lance
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import layout, storage
-from omnigraph_spark.newest_version import newest_version
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout, store
+from omnigraph_spark.storage.newest_version import newest_version
+from omnigraph_spark.storage.store import Storage
 
 ROWS = pa.table({"a": [1]})
 
@@ -120,7 +120,7 @@ def test_a_branch_has_its_own_newest_version(log: Path) -> None:
 def test_a_version_that_goes_before_it_is_opened_is_looked_for_again(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "newest_version", lambda _: 4)
+    monkeypatch.setattr(store, "newest_version", lambda _: 4)
     version_file(log, 4).unlink()
     assert opened(log) == 5
 
@@ -137,5 +137,5 @@ def test_many_versions_behind_the_hint_are_listed(log: Path) -> None:
 def test_tables_are_opened_by_lance_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     location = layout.table_location("node:A")
     make(tmp_path / location, 2)
-    monkeypatch.setattr(storage, "newest_version", lambda _: 1)
+    monkeypatch.setattr(store, "newest_version", lambda _: 1)
     assert int(Storage.at(str(tmp_path)).dataset(location).version) == 2

@@ -10,15 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import auto_cleanup, faults, layout
-from omnigraph_spark.branches import refs
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import (
     CommitTimeoutError,
     OptionError,
     StorageError,
     UnsupportedError,
 )
-from omnigraph_spark.index_types import KINDS
 from omnigraph_spark.maintenance import indices
 from omnigraph_spark.maintenance.check import check
 from omnigraph_spark.maintenance.optimize import (
@@ -31,7 +29,10 @@ from omnigraph_spark.maintenance.optimize import (
 from omnigraph_spark.manifest.snapshot import TableEntry, load
 from omnigraph_spark.read import metadata_frames
 from omnigraph_spark.read.plan import read_table
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.refs import refs
+from omnigraph_spark.storage import auto_cleanup, layout
+from omnigraph_spark.storage.index_types import KINDS
+from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.plan import Settings
 from tests.format_checker import check_graph
 from tests.support import branches, graphs, lance_graphs
@@ -73,7 +74,7 @@ def graph(made: Path, tmp_path: Path) -> Storage:
 @pytest.fixture(autouse=True)
 def disarmed() -> Iterator[None]:
     yield
-    faults.disarm()
+    _faults.disarm()
 
 
 def many_fragments(folder: Path, rows: int, fragments: int) -> Storage:
@@ -253,7 +254,7 @@ def test_rows_that_land_under_or_between_its_versions_unpublished_are_not_adopte
         if len(commits) == hit:
             orphan(graph, PERSON, ["ghost"])
 
-    faults.arm("table.sending", rival)
+    _faults.arm("table.sending", rival)
     optimize(graph, "main", [PERSON], run_here, settings=QUICK)
     assert len(commits) > 3, "it took all of it back and began again"
     assert ids(graph, PERSON) == before
@@ -262,7 +263,7 @@ def test_rows_that_land_under_or_between_its_versions_unpublished_are_not_adopte
 
 
 def test_a_round_that_is_lost_leaves_what_the_rival_has_made_at_the_head(graph: Storage) -> None:
-    faults.arm("table.sending", once(lambda: orphan(graph, PERSON, ["rival"])))
+    _faults.arm("table.sending", once(lambda: orphan(graph, PERSON, ["rival"])))
     hurried = Settings(orphan_grace_seconds=0.15, commit_timeout_seconds=0.0)
     with pytest.raises(CommitTimeoutError, match="OMNIGRAPH_COMMIT_TIMEOUT"):
         optimize(graph, "main", [PERSON], run_here, settings=hurried)
@@ -278,7 +279,7 @@ def test_an_append_that_is_published_while_an_index_is_built_is_kept(graph: Stor
     def rival() -> None:
         published.append(write(graph, {PERSON: ["rival"]}).graph_version)
 
-    faults.arm("table.sending", once(rival))
+    _faults.arm("table.sending", once(rival))
     before = load(graph).graph_version
     done = create_index(graph, "main", PERSON, "id", "BTREE", None, QUICK)
     assert published[0] < done.graph_version
@@ -332,10 +333,10 @@ def test_a_maintenance_that_dies_is_rolled_back_by_the_next_write(
 ) -> None:
     create_index(graph, "main", PERSON, "id", "BTREE", None, QUICK)
     before = ids(graph, PERSON)
-    faults.arm(point, die)
+    _faults.arm(point, die)
     with pytest.raises(Died):
         optimize(graph, "main", None, run_here, settings=QUICK)
-    faults.disarm()
+    _faults.disarm()
     assert len(records(graph)) == 1
     assert ids(graph, PERSON) == before
     write(graph, {PERSON: ["after"]}, orphanGraceSeconds="0.01")
@@ -345,10 +346,10 @@ def test_a_maintenance_that_dies_is_rolled_back_by_the_next_write(
 
 
 def test_a_published_maintenance_that_dies_is_not_rolled_back(graph: Storage) -> None:
-    faults.arm("commit.after_publish", die)
+    _faults.arm("commit.after_publish", die)
     with pytest.raises(Died):
         optimize(graph, "main", None, run_here, settings=QUICK)
-    faults.disarm()
+    _faults.disarm()
     write(graph, {COMPANY: ["after"]}, orphanGraceSeconds="0.01")
     assert fragments(graph, PERSON) <= 2
     assert records(graph) == []
@@ -356,10 +357,10 @@ def test_a_published_maintenance_that_dies_is_not_rolled_back(graph: Storage) ->
 
 
 def test_a_store_that_fails_leaves_the_tables_as_they_were(graph: Storage) -> None:
-    faults.arm("commit.tables_done", "raise")
+    _faults.arm("commit.tables_done", "raise")
     with pytest.raises(StorageError, match="OMNIGRAPH_STORAGE"):
         optimize(graph, "main", None, run_here, settings=QUICK)
-    faults.disarm()
+    _faults.disarm()
     assert fragments(graph, PERSON) == 10
     assert records(graph) == []
     write(graph, {PERSON: ["after"]}, orphanGraceSeconds="30")

@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import faults
+from omnigraph_spark import _faults
 from omnigraph_spark.maintenance.optimize import create_index, optimize, run_here
 from omnigraph_spark.manifest.snapshot import TableEntry, load
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import Settings
-from omnigraph_spark.write.stage import stage
+from omnigraph_spark.write.tasks.stage import stage
 from tests.support.writes import NODE_SCHEMA, PERSON, new_graph, once, plan, records, write
 
 QUICK = Settings(orphan_grace_seconds=0.15, commit_timeout_seconds=20.0)
@@ -30,7 +30,7 @@ def graph(tmp_path: Path) -> Iterator[Storage]:
         write(storage, {PERSON: [name]})
     create_index(storage, "main", PERSON, "id", "BTREE", None, QUICK)
     yield storage
-    faults.disarm()
+    _faults.disarm()
 
 
 def upsert(storage: Storage, ages: dict[str, int]) -> None:
@@ -99,11 +99,11 @@ def test_an_upsert_while_a_table_is_compacted_is_kept(graph: Storage) -> None:
 def test_an_upsert_that_meets_an_optimize_in_its_commit_lands_all_the_same(
     graph: Storage, point: str
 ) -> None:
-    faults.arm(
+    _faults.arm(
         point, once(lambda: optimize(graph, "main", None, run_here, settings=QUICK) and None)
     )
     upsert(graph, {"p1": 41, "new": 50})
-    faults.disarm()
+    _faults.disarm()
     assert ages(graph) == {**dict.fromkeys(["first", *NAMES], 0), "p1": 41, "new": 50}
     assert [by_index(graph, name) for name in ("p1", "p2", "new")] == [[41], [0], [50]]
     assert records(graph) == []

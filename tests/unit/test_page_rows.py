@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import page_rows
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import NewTable
-from omnigraph_spark.write.stage import stage
+from omnigraph_spark.write.tasks import page_rows
+from omnigraph_spark.write.tasks.stage import stage
 from tests.support.writes import plan
 
 T = "node:T"

@@ -17,9 +17,9 @@ from omnigraph_spark import options
 from omnigraph_spark.errors import OptionError, SchemaMismatchError, StorageError
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
 from omnigraph_spark.read import plan
-from omnigraph_spark.read.frame_schema import read_schema
-from omnigraph_spark.read.reader import OmnigraphReader
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.spark.frame_schema import read_schema
+from omnigraph_spark.spark.reader import OmnigraphReader
+from omnigraph_spark.storage.store import Storage
 from tests.support.spark_filters import EqualTo, GreaterThan, In, IsNull, LessThan
 
 KEY, OTHER, EMPTY = "node:Thing", "node:Other", "edge:Empty"

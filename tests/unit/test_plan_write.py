@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import faults, layout
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import (
     BranchNotFoundError,
     ExpectedVersionMismatch,
@@ -20,7 +20,8 @@ from omnigraph_spark.errors import (
     TableNotFoundError,
 )
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.plan import NewTable, plan_write
 from tests.support import graphs, writes
 from tests.support.writes import ALL, COMPANY, KNOWS, PERSON
@@ -31,7 +32,7 @@ LONG = "a" * 300
 @pytest.fixture
 def graph(tmp_path: Path) -> Iterator[Storage]:
     yield writes.new_graph(Storage.at(str(tmp_path / "inside" / "g")))
-    faults.disarm()
+    _faults.disarm()
 
 
 class Unchanged:

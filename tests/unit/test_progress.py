@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from omnigraph_spark.progress import Progress
+from omnigraph_spark.storage.progress import Progress
 
 PROJECT = Path(__file__).resolve().parents[2]
 WRITE = """

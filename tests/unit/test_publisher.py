@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import faults, layout
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import (
     CorruptManifestError,
     ExpectedVersionMismatch,
@@ -19,9 +19,8 @@ from omnigraph_spark.errors import (
     RowLevelCasContention,
     StorageError,
 )
-from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.history.init import init_graph
 from omnigraph_spark.manifest import publisher
-from omnigraph_spark.manifest.init import init_graph
 from omnigraph_spark.manifest.publisher import Publish, Published, publish
 from omnigraph_spark.manifest.rows import (
     MANIFEST_SCHEMA,
@@ -33,7 +32,9 @@ from omnigraph_spark.manifest.rows import (
     to_arrow,
 )
 from omnigraph_spark.manifest.snapshot import load, open_main, read_rows
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
 
 A, B, KNOWS, LIKES = "node:A", "node:B", "edge:Knows", "edge:Likes"
 TABLES = (A, B, KNOWS, LIKES)
@@ -47,7 +48,7 @@ def graph(tmp_path: Path) -> Iterator[Storage]:
     made = [row for key in TABLES for row in (table(key), version(key, 4))]
     publish(storage, Publish("main", new_ulid(), tuple(made)))
     yield storage
-    faults.disarm()
+    _faults.disarm()
 
 
 def table(key: str) -> TableRow:
@@ -94,7 +95,7 @@ class Rival:
 
 def rival_at(point: str, act: Callable[[int], object]) -> Rival:
     rival = Rival(act)
-    faults.arm(point, rival)
+    _faults.arm(point, rival)
     return rival
 
 
@@ -117,7 +118,7 @@ def test_one_write_to_the_manifest_flips_all_tables_at_once(graph: Storage) -> N
 
 def test_a_failed_publish_flips_no_table(graph: Storage) -> None:
     before = load(graph)
-    faults.arm("publish.sending", "raise")
+    _faults.arm("publish.sending", "raise")
     with pytest.raises(StorageError, match="OMNIGRAPH_STORAGE"):
         publish(graph, request(*(version(key, 5) for key in TABLES)))
     assert load(graph) == before
@@ -445,9 +446,9 @@ def test_a_handle_that_got_old_is_opened_again_before_the_merge(
 ) -> None:
     assert publisher._HANDLE_SECONDS == 60.0
     opened: list[int] = []
-    faults.arm("publish.opened", lambda: opened.append(len(opened)))
+    _faults.arm("publish.opened", lambda: opened.append(len(opened)))
     old = iter([-1.0, 60.0])
-    faults.arm(
+    _faults.arm(
         "publish.before_merge",
         lambda: monkeypatch.setattr(publisher, "_HANDLE_SECONDS", next(old)),
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 from tests.support.sparks import PROJECT
 from tests.support.writes import PERSON, new_graph
 

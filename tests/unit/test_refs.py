@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omnigraph_spark import faults, layout
-from omnigraph_spark.branches import refs, times
-from omnigraph_spark.branches.refs import Resolved
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import (
     BranchNotFoundError,
     GraphNotFoundError,
@@ -20,7 +18,10 @@ from omnigraph_spark.errors import (
 from omnigraph_spark.history import commits
 from omnigraph_spark.manifest import snapshot
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.refs import refs, times
+from omnigraph_spark.refs.refs import Resolved
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
 from tests.support import graphs
 from tests.support.writes import PERSON, Died, die, new_graph, write
 
@@ -167,10 +168,10 @@ def test_a_graph_without_lineage_has_the_times_of_its_publishes(tmp_path: Path) 
 
 def test_a_publish_without_a_row_in_the_lineage_counts_by_its_time(tmp_path: Path) -> None:
     storage = new_graph(Storage.at(str(tmp_path / "g")), [PERSON])
-    faults.arm("lineage.before_row", die)
+    _faults.arm("lineage.before_row", die)
     with pytest.raises(Died):
         write(storage, {PERSON: ["dead"]})
-    faults.disarm()
+    _faults.disarm()
     head = load(storage).graph_version
     told = commits.complete(storage, "main", head)[-1]
     assert told.manifest_version == head

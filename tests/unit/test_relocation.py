@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import layout
 from omnigraph_spark.errors import CorruptManifestError
-from omnigraph_spark.lance_errors import DatasetNotFoundError
-from omnigraph_spark.relocation import needs_relocation, open_for_reading, parent_branches
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.lance_errors import DatasetNotFoundError
+from omnigraph_spark.storage.relocation import needs_relocation, open_for_reading, parent_branches
+from omnigraph_spark.storage.store import Storage
 from tests.support import graphs
 
 PLACE = "nodes/00000000000000aa"

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omnigraph_spark import faults, layout
-from omnigraph_spark.branches import refs, restore, tags
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
     OptionError,
@@ -17,12 +16,15 @@ from omnigraph_spark.errors import (
     VersionNotFoundError,
 )
 from omnigraph_spark.history import commits, publishes
-from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import TOMBSTONE, TombstoneRow
 from omnigraph_spark.manifest.snapshot import load, open_manifest, read_rows
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import Committed
+from omnigraph_spark.merge import restore
+from omnigraph_spark.refs import refs, tags
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import Committed
 from tests.format_checker import check_graph
 from tests.support.branches import GRACE, at, forks_of, ids_at, make, remove, write_ids
 from tests.support.writes import (
@@ -43,7 +45,7 @@ from tests.support.writes import (
 def graph(tmp_path: Path) -> Iterator[Storage]:
     """A graph of two tables, one row `first` each."""
     yield new_graph(Storage.at(str(tmp_path / "g")), [PERSON, KNOWS])
-    faults.disarm()
+    _faults.disarm()
 
 
 def back(graph: Storage, version: int | str, branch: str = "main", **more: str) -> Committed:
@@ -151,10 +153,10 @@ def test_a_table_comes_back_above_a_tombstone_that_lies_above_its_head(
 def test_a_restore_that_only_drops_tables_is_found_by_its_publish_id(graph: Storage) -> None:
     then = head_version(graph)
     write_ids(graph, "main", COMPANY, ["c"])
-    faults.arm("lineage.before_row", die)
+    _faults.arm("lineage.before_row", die)
     with pytest.raises(Died):
         back(graph, then)
-    faults.disarm()
+    _faults.disarm()
     rows = read_rows(open_manifest(graph)).to_pylist()
     (tombstone,) = [row for row in rows if row["object_type"] == TOMBSTONE]
     version = head_version(graph)
@@ -289,10 +291,10 @@ def test_a_rivals_publish_refuses_the_restore_and_keeps_its_rows(
 ) -> None:
     then = head_version(graph)
     write_ids(graph, "main", PERSON, ["p"])
-    faults.arm(point, once(lambda: write_ids(graph, "main", rival, ["rival"])))
+    _faults.arm(point, once(lambda: write_ids(graph, "main", rival, ["rival"])))
     with pytest.raises(ExpectedVersionMismatch, match="OMNIGRAPH_EXPECTED_VERSION_MISMATCH"):
         back(graph, then)
-    faults.disarm()
+    _faults.disarm()
     assert ids_at(graph, PERSON) == sorted(["first", "p", *(["rival"] if rival == PERSON else [])])
     assert "rival" in ids_at(graph, rival)
     write_ids(graph, "main", PERSON, ["next"])
@@ -322,10 +324,10 @@ def test_a_restore_killed_at_any_step_is_all_there_or_not_at_all(
     make(graph, "dev")
     write(graph, {PERSON: ["p2"], KNOWS: ["k"]}, branch=branch)
     old = {key: ids_at(graph, key, branch) for key in ALL}
-    faults.arm(point, die)
+    _faults.arm(point, die)
     with pytest.raises(Died):
         back(graph, then, branch)
-    faults.disarm()
+    _faults.disarm()
     age_records(graph)
     done = point in ("publish.landed", "commit.before_record_delete")
     if done:
@@ -350,11 +352,11 @@ def test_a_restore_whose_publish_lost_its_answer_is_found(graph: Storage) -> Non
     def lost() -> None:
         raise OSError("Commit result for version 9 is unknown")
 
-    faults.arm("publish.landed", once(lost))
+    _faults.arm("publish.landed", once(lost))
     done = back(graph, then)
-    faults.disarm()
+    _faults.disarm()
     assert done.graph_version == head_version(graph)
     assert COMPANY not in at(graph).tables
-    faults.arm("publish.landed", lost)
+    _faults.arm("publish.landed", lost)
     with pytest.raises(PublishOutcomeUnknown, match="OMNIGRAPH_PUBLISH_OUTCOME_UNKNOWN"):
         back(graph, then + 1, commitRetries="0")

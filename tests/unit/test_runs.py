@@ -11,10 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import auto_cleanup, layout
-from omnigraph_spark.history import append_log, runs
-from omnigraph_spark.ids import new_ulid
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.history import runs
+from omnigraph_spark.storage import append_log, auto_cleanup, layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
 from tests.support import graphs
 
 

@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import DoubleType
 
-from omnigraph_spark import engine_schema, faults
-from omnigraph_spark.branches import manage
-from omnigraph_spark.branches.refs import Resolved
-from omnigraph_spark.branches.restore import restore
+from omnigraph_spark import _faults, schema
 from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
     IntegrityError,
@@ -23,11 +20,14 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.history import commits
 from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.merge.restore import restore
 from omnigraph_spark.options import WriteOptions
+from omnigraph_spark.refs import branches
+from omnigraph_spark.refs.refs import Resolved
 from omnigraph_spark.schema_changes import properties as changes
 from omnigraph_spark.schema_changes import tables
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import NewTable
 from tests.format_checker import check_graph
 from tests.support import columns, graphs, writes
@@ -38,7 +38,7 @@ from tests.support.writes import COMPANY, KNOWS, PERSON, Died, die, once
 @pytest.fixture
 def graph(tmp_path: Path) -> Iterator[Storage]:
     yield writes.new_graph(Storage.at(str(tmp_path / "g")))
-    faults.disarm()
+    _faults.disarm()
 
 
 FIRST = {"id": "first", "name": "first", "age": 0}
@@ -49,7 +49,7 @@ def asked(graph: Storage, **more: str) -> WriteOptions:
 
 
 def dev(graph: Storage) -> None:
-    manage.create_branch(graph, "dev", Resolved("main", None))
+    branches.create_branch(graph, "dev", Resolved("main", None))
 
 
 # --- add ---------------------------------------------------------------------------------------
@@ -82,10 +82,10 @@ def test_a_property_that_is_there_already_is_not_published_again(graph: Storage)
 def test_a_property_that_a_dying_writer_left_unnamed_is_named_by_the_next_call(
     graph: Storage,
 ) -> None:
-    faults.arm("commit.published", die)
+    _faults.arm("commit.published", die)
     with pytest.raises(Died):
         changes.add_property(graph, asked(graph), PERSON, "nick", "enum(a, b)?")
-    faults.disarm()
+    _faults.disarm()
     assert "nick" not in properties(graph, PERSON)
     assert changes.add_property(graph, asked(graph), PERSON, "nick", "enum(a, b)?").skipped
     assert properties(graph, PERSON)["nick"] == "enum(a, b)?"
@@ -180,7 +180,7 @@ def test_a_property_that_allows_no_nulls_stays_while_another_branch_has_it(
     dev(graph)
     with pytest.raises(UnsupportedError, match=r"OMNIGRAPH_UNSUPPORTED.*branch dev"):
         changes.drop_property(graph, asked(graph), "node:City", name[1])
-    manage.delete_branch(graph, "dev")
+    branches.delete_branch(graph, "dev")
     changes.drop_property(graph, asked(graph), "node:City", name[1])
     assert check_graph(graph.root) == []
 
@@ -191,13 +191,13 @@ def test_a_failed_drop_leaves_the_schema_files_as_they_were(graph: Storage) -> N
     def broken() -> None:
         raise OSError("disk full")
 
-    faults.arm("publish.sending", broken)
+    _faults.arm("publish.sending", broken)
     with pytest.raises(OmnigraphError):
         changes.drop_property(graph, asked(graph), PERSON, "age")
-    faults.disarm()
+    _faults.disarm()
     assert load(graph).tables == before
     assert properties(graph, PERSON) == {"name": "String", "age": "I32?"}
-    assert engine_schema.agree(graph)
+    assert schema.agree(graph)
     assert "age" in graph.dataset(before[PERSON].location).schema.names
 
 
@@ -205,17 +205,17 @@ def test_a_failed_drop_leaves_the_schema_files_as_they_were(graph: Storage) -> N
 def test_a_dying_drop_leaves_nothing_that_the_schema_files_name_and_a_table_lacks(
     graph: Storage, point: str
 ) -> None:
-    faults.arm(point, die)
+    _faults.arm(point, die)
     with pytest.raises(Died):
         changes.drop_property(graph, asked(graph), PERSON, "age")
-    faults.disarm()
+    _faults.disarm()
     assert check_graph(graph.root, crashed=True) == []
 
 
 def test_an_append_that_publishes_while_a_property_is_dropped_keeps_its_rows(
     graph: Storage,
 ) -> None:
-    faults.arm("commit.before_table", once(lambda: writes.write(graph, {PERSON: ["rival"]})))
+    _faults.arm("commit.before_table", once(lambda: writes.write(graph, {PERSON: ["rival"]})))
     changes.drop_property(graph, asked(graph), PERSON, "age")
     assert [r["id"] for r in rows_of(graph, PERSON)] == ["first", "rival"]
     assert "age" not in rows_of(graph, PERSON)[0]
@@ -270,7 +270,7 @@ def test_a_table_that_a_rival_makes_at_the_same_moment_is_made_once(graph: Stora
     def rival() -> None:
         tables.add_table(graph, asked(graph), "node:City", "name STRING")
 
-    faults.arm("commit.entered", once(rival))
+    _faults.arm("commit.entered", once(rival))
     with pytest.raises(ExpectedVersionMismatch, match="OMNIGRAPH_EXPECTED_VERSION_MISMATCH"):
         tables.add_table(graph, asked(graph), "node:City", "name STRING")
     assert load(graph).entry("node:City").row_count == 0
@@ -311,16 +311,16 @@ def test_an_edge_table_that_is_made_while_its_end_is_dropped_stops_the_drop(
         tables.add_table(graph, asked(graph, endpoints="Owns: Company -> Company"), "edge:Owns", "")
 
     for point in ("commit.entered", "commit.before_publish"):
-        faults.arm(point, once(rival))
+        _faults.arm(point, once(rival))
         with pytest.raises((IntegrityError, ExpectedVersionMismatch)):
             tables.drop_table(graph, asked(graph), [COMPANY])
-        faults.disarm()
+        _faults.disarm()
         assert COMPANY in load(graph).tables
         tables.drop_table(graph, asked(graph), ["edge:Owns"])
 
 
 def test_a_table_that_is_written_to_while_it_is_dropped_stays(graph: Storage) -> None:
-    faults.arm("commit.entered", once(lambda: writes.write(graph, {COMPANY: ["late"]})))
+    _faults.arm("commit.entered", once(lambda: writes.write(graph, {COMPANY: ["late"]})))
     with pytest.raises(ExpectedVersionMismatch, match="OMNIGRAPH_EXPECTED_VERSION_MISMATCH"):
         tables.drop_table(graph, asked(graph), [COMPANY])
     assert [r["id"] for r in rows_of(graph, COMPANY)] == ["first", "late"]
@@ -351,4 +351,4 @@ def test_the_engines_graphs_after_changes_are_still_what_format_says(
     for key, table in before.items():
         assert columns.table(graph, key, old.graph_version) == table
     assert check_graph(graph.root, moved=True) == []
-    assert engine_schema.agree(graph)
+    assert schema.agree(graph)

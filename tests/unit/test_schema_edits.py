@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from omnigraph_spark.engine_schema import edits
-from omnigraph_spark.engine_schema.model import Constraint, Property
-from omnigraph_spark.engine_schema.pg import parse_pg
-from omnigraph_spark.engine_types import parse
 from omnigraph_spark.errors import UnsupportedError
+from omnigraph_spark.schema import edits
+from omnigraph_spark.schema.model import Constraint, Property
+from omnigraph_spark.schema.pg import parse_pg
+from omnigraph_spark.schema.property_types import parse
 
 TEXT = """// people
 interface Named {

@@ -9,17 +9,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import faults
-from omnigraph_spark.branches.manage import create_branch
-from omnigraph_spark.branches.refs import resolve
-from omnigraph_spark.engine_types import blob_type
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import IntegrityError, StorageError
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import lookup, small_files, staged_rows
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.refs.branches import create_branch
+from omnigraph_spark.refs.refs import resolve
+from omnigraph_spark.schema.property_types import blob_type
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit import small_files, staged_rows
+from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import NewTable, WritePlan
-from omnigraph_spark.write.stage import StagedTable, from_json, stage, to_json
+from omnigraph_spark.write.tasks import lookup
+from omnigraph_spark.write.tasks.stage import StagedTable, from_json, stage, to_json
 from tests.format_checker import check_graph
 from tests.support import columns, writes
 from tests.support.lance_graphs import publish_head
@@ -41,7 +42,7 @@ Values = dict[str, int]
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterable[Storage]:
     yield Storage.at(str(tmp_path / "g"))
-    faults.disarm()
+    _faults.disarm()
 
 
 def rows(values: Values) -> pa.RecordBatch:
@@ -188,7 +189,7 @@ def test_a_round_that_is_lost_after_it_commits_the_same_file_again(storage: Stor
     planned = plan(storage, [T])
     every = staged(planned, tasks(20))
     rival = once(lambda: write(storage, [{"rival": 2}]))
-    faults.arm("commit.before_publish", rival)
+    _faults.arm("commit.before_publish", rival)
     commit(planned, every)
     assert values(storage) == {"first": 1, "rival": 2, **united(tasks(20))}
     assert sorted(fragments(storage)) == [1, 1, 100]
@@ -216,10 +217,10 @@ def test_a_write_that_fails_while_gathering_publishes_nothing_and_deletes_what_t
     def fail() -> None:
         raise StorageError("as if the disk were full")
 
-    faults.arm("stage.file_half_written", fail)
+    _faults.arm("stage.file_half_written", fail)
     with pytest.raises(StorageError, match="as if the disk were full"):
         commit(planned, every)
-    faults.disarm()
+    _faults.disarm()
     assert load(storage) == before
     small = {f["path"] for one in every for part in one.fragments for f in part["files"]}
     assert not small & data_files(storage, T)

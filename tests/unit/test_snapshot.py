@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import layout
 from omnigraph_spark.errors import (
     BranchNotFoundError,
     CorruptManifestError,
@@ -29,7 +28,8 @@ from omnigraph_spark.manifest.rows import (
     to_arrow,
 )
 from omnigraph_spark.manifest.snapshot import Snapshot, fold
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
 from tests.support import graphs, writes
 
 PERSON = writes.PERSON

@@ -9,14 +9,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import faults
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import IntegrityError, OmnigraphError, StorageError
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import stage as staging
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import NewTable, WritePlan
-from omnigraph_spark.write.stage import StagedTable, from_json, stage, to_json
+from omnigraph_spark.write.tasks import stage as staging
+from omnigraph_spark.write.tasks.stage import StagedTable, from_json, stage, to_json
 from tests.support import writes
 from tests.support.writes import ALL, KNOWS, PERSON, batch, ids
 
@@ -24,7 +24,7 @@ from tests.support.writes import ALL, KNOWS, PERSON, batch, ids
 @pytest.fixture
 def graph(tmp_path: Path) -> Iterator[Storage]:
     yield writes.new_graph(Storage.at(str(tmp_path / "g")))
-    faults.disarm()
+    _faults.disarm()
 
 
 def batches(plan: WritePlan, key: str, *names: str) -> Iterator[tuple[str, pa.RecordBatch]]:

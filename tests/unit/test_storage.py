@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from omnigraph_spark.errors import OptionError, StorageError
-from omnigraph_spark.lance_errors import DatasetNotFoundError
-from omnigraph_spark.storage import Storage, normalize_root
+from omnigraph_spark.storage.lance_errors import DatasetNotFoundError
+from omnigraph_spark.storage.store import Storage, normalize_root
 
 # --- spellings of a root (CASES C40) -----------------------------------------------------------
 

@@ -12,22 +12,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import auto_cleanup, faults, layout
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
     OmnigraphError,
     SchemaMismatchError,
     UnsupportedError,
 )
-from omnigraph_spark.history.crash_records import Heartbeat
-from omnigraph_spark.ids import new_ulid
-from omnigraph_spark.layout import PUBLISH_ID_PROPERTY
+from omnigraph_spark.manifest.crash_records import Heartbeat
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import ManifestRow, TombstoneRow, VersionRow
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import field_map, table_head
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.storage import auto_cleanup, field_map, layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.layout import PUBLISH_ID_PROPERTY
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit import table_head
+from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import NewTable
 from tests.support import graphs, writes
 from tests.support.writes import KNOWS, PERSON, head, ids, orphan
@@ -39,7 +40,7 @@ LONG = "60"
 @pytest.fixture
 def graph(tmp_path: Path) -> Iterator[Storage]:
     yield writes.new_graph(Storage.at(str(tmp_path / "g")))
-    faults.disarm()
+    _faults.disarm()
 
 
 def dataset(storage: Storage, key: str = PERSON) -> Any:
@@ -131,7 +132,7 @@ def test_the_loser_of_two_creators_with_other_columns_is_refused(graph: Storage)
     planned = writes.plan(graph, [key], new={key: NewTable(writes.NODE_SCHEMA, "name")})
     staged = writes.stage_rows(planned, {key: ["ours"]})
     theirs = {key: NewTable(other, "name")}
-    faults.arm(
+    _faults.arm(
         "commit.record_written", writes.once(lambda: writes.write(graph, {key: ["b"]}, new=theirs))
     )
     with pytest.raises(SchemaMismatchError, match="OMNIGRAPH_SCHEMA_MISMATCH"):
@@ -144,7 +145,7 @@ def test_the_loser_of_two_creators_with_another_column_order_is_refused(graph: S
     key = "node:New"
     fields = list(writes.NODE_SCHEMA)
     other = {key: NewTable(pa.schema([fields[0], fields[2], fields[1]]), "name")}
-    faults.arm(
+    _faults.arm(
         "commit.before_table", writes.once(lambda: writes.write(graph, {key: ["b"]}, new=other))
     )
     with pytest.raises(SchemaMismatchError, match="node:New changed while the write was running"):
@@ -159,7 +160,7 @@ def test_an_append_that_rebased_over_an_orphan_undoes_itself_and_the_orphan_is_n
     graph: Storage,
 ) -> None:
     """Lance's own append would land on the orphan and show its rows."""
-    faults.arm("table.sending", writes.once(lambda: orphan(graph, PERSON, ["orphan"])))
+    _faults.arm("table.sending", writes.once(lambda: orphan(graph, PERSON, ["orphan"])))
     writes.write(graph, {PERSON: ["ours"]})
     assert ids(graph, PERSON) == ["first", "ours"]
 
@@ -174,15 +175,15 @@ def test_an_append_that_rebased_over_a_rivals_lets_the_rivals_head_stand_at_once
         rows = dataset(graph).to_table(columns=["id"])["id"].to_pylist()
         seen.append(sorted(rows))
 
-    faults.arm("table.sending", writes.once(lambda: orphan(graph, PERSON, ["theirs"])))
-    faults.arm("publish.opened", look)
+    _faults.arm("table.sending", writes.once(lambda: orphan(graph, PERSON, ["theirs"])))
+    _faults.arm("publish.opened", look)
     writes.write(graph, {PERSON: ["ours"]})
     assert ["first", "theirs"] in seen
     assert ["first", "ours", "theirs"] not in seen
 
 
 def test_two_appends_of_which_one_rebases_both_land_once(graph: Storage) -> None:
-    faults.arm("table.sending", writes.once(lambda: writes.write(graph, {PERSON: ["theirs"]})))
+    _faults.arm("table.sending", writes.once(lambda: writes.write(graph, {PERSON: ["theirs"]})))
     writes.write(graph, {PERSON: ["ours"]})
     assert ids(graph, PERSON) == ["first", "ours", "theirs"]
 
@@ -208,14 +209,14 @@ def test_an_index_built_over_an_orphan_is_no_reason_to_adopt_it(graph: Storage) 
 def test_a_strip_that_lands_beyond_the_next_version_is_noticed(graph: Storage) -> None:
     dataset(graph).update_config({"lance.auto_cleanup.interval": "1000"})
     publish_head(graph)
-    faults.arm("table.after_strip", writes.once(lambda: orphan(graph, PERSON, ["orphan"])))
+    _faults.arm("table.after_strip", writes.once(lambda: orphan(graph, PERSON, ["orphan"])))
     writes.write(graph, {PERSON: ["ours"]})
     assert ids(graph, PERSON) == ["first", "ours"]
 
 
 def test_a_round_that_ends_in_a_definite_mismatch_puts_its_tables_back(graph: Storage) -> None:
     pinned = {key: load(graph).version(key) for key in (PERSON, KNOWS)}
-    faults.arm(
+    _faults.arm(
         "commit.before_publish",
         writes.once(lambda: writes.write(graph, {writes.COMPANY: ["rival"]})),
     )
@@ -233,11 +234,11 @@ def test_a_round_that_ends_in_a_definite_mismatch_puts_its_tables_back(graph: St
 
 def test_a_head_that_was_put_back_is_as_good_as_the_published_version(graph: Storage) -> None:
     """CLEAN: the next writer doesn't wait for anybody's grace."""
-    faults.arm("commit.before_publish", "raise")
+    _faults.arm("commit.before_publish", "raise")
     with pytest.raises(OmnigraphError, match="Injected fault"):
         writes.write(graph, {PERSON: ["ours"]})
-    faults.disarm()
-    faults.arm("heal.before_restore", writes.die)
+    _faults.disarm()
+    _faults.arm("heal.before_restore", writes.die)
     writes.write(graph, {PERSON: ["next"]}, orphanGraceSeconds=LONG)
     assert ids(graph, PERSON) == ["first", "next"]
 
@@ -248,7 +249,7 @@ def test_a_head_with_a_strip_above_the_published_version_is_as_good_as_that(
     dataset(graph).update_config({"lance.auto_cleanup.interval": "1000"})
     publish_head(graph)
     dataset(graph).delete_config_keys(auto_cleanup.keys(dataset(graph)))
-    faults.arm("heal.before_restore", writes.die)
+    _faults.arm("heal.before_restore", writes.die)
     writes.write(graph, {PERSON: ["next"]}, orphanGraceSeconds=LONG)
     assert ids(graph, PERSON) == ["first", "next"]
 
@@ -272,7 +273,7 @@ def test_a_head_with_anything_else_above_the_published_version_is_not_clean(
 def test_a_writer_that_wakes_before_it_is_healed_over_keeps_its_rows(graph: Storage) -> None:
     """The healer looks again directly before the Restore."""
     orphan(graph, PERSON, ["slow"])
-    faults.arm("heal.before_restore", writes.once(lambda: publish_head(graph)))
+    _faults.arm("heal.before_restore", writes.once(lambda: publish_head(graph)))
     writes.write(graph, {PERSON: ["ours"]})
     assert ids(graph, PERSON) == ["first", "ours", "slow"]
 
@@ -288,7 +289,7 @@ def test_a_head_that_moved_before_the_restore_is_watched_for_a_grace_of_its_own(
         if len(began) == 1:
             orphan_above(graph, "two")
 
-    faults.arm("heal.before_restore", move)
+    _faults.arm("heal.before_restore", move)
     writes.write(graph, {PERSON: ["ours"]})
     assert ids(graph, PERSON) == ["first", "ours"]
     assert began[1] - began[0] >= float(writes.GRACE)
@@ -310,7 +311,7 @@ def test_a_restore_that_lands_over_a_live_writers_version_is_taken_back(graph: S
         orphan_above(graph, "rival")
         publish_head(graph)
 
-    faults.arm("table.before_restore", writes.once(rival))
+    _faults.arm("table.before_restore", writes.once(rival))
     writes.write(graph, {PERSON: ["ours"]})
     assert ids(graph, PERSON) == ["first", "orphan", "ours", "rival"]
 
@@ -353,11 +354,11 @@ def test_the_engines_auto_cleanup_is_gone_before_the_first_commit_to_a_table(
     pinned = load(storage).version(PERSON)
     assert auto_cleanup.keys(dataset(storage))
     seen: list[list[str]] = []
-    faults.arm("table.sending", lambda: seen.append(auto_cleanup.keys(dataset(storage))))
+    _faults.arm("table.sending", lambda: seen.append(auto_cleanup.keys(dataset(storage))))
     try:
         writes.write(storage, {PERSON: ["ours"]})
     finally:
-        faults.disarm()
+        _faults.disarm()
     assert seen == [[]]
     assert load(storage).version(PERSON) == pinned + 2
 
@@ -368,7 +369,7 @@ def test_the_engines_auto_cleanup_is_gone_before_the_first_commit_to_a_table(
 def heal_time(storage: Storage) -> float:
     """Return how long a write waited until it restored a head."""
     healed: list[float] = []
-    faults.arm("heal.before_restore", lambda: healed.append(time.monotonic()))
+    _faults.arm("heal.before_restore", lambda: healed.append(time.monotonic()))
     began = time.monotonic()
     writes.write(storage, {PERSON: ["ours"]})
     assert ids(storage, PERSON) == ["first", "ours"]
@@ -431,8 +432,8 @@ def test_a_slow_writer_publishes_while_the_next_one_waits(graph: Storage) -> Non
 
     with Heartbeat(graph, publish_id, float(writes.GRACE)) as heartbeat:
         heartbeat.record("main", [load(graph).entry(PERSON)], None)
-        faults.arm("table.before_commit", look)
-        faults.arm("commit.before_table", look)
+        _faults.arm("table.before_commit", look)
+        _faults.arm("commit.before_table", look)
         writes.write(graph, {PERSON: ["ours"]})
     assert ids(graph, PERSON) == ["first", "ours", "slow"]
 
@@ -462,7 +463,7 @@ def test_the_index_builds_of_an_overwrite_belong_to_it(graph: Storage) -> None:
 
 
 def test_an_overwrite_never_swallows_a_rivals_append(graph: Storage) -> None:
-    faults.arm("table.sending", writes.once(lambda: writes.write(graph, {PERSON: ["rival"]})))
+    _faults.arm("table.sending", writes.once(lambda: writes.write(graph, {PERSON: ["rival"]})))
     with pytest.raises(ExpectedVersionMismatch, match="node:Person") as raised:
         writes.write(graph, {PERSON: ["ours"]}, "overwrite")
     assert (raised.value.expected, raised.value.actual) == (1, 2)
@@ -472,7 +473,7 @@ def test_an_overwrite_never_swallows_a_rivals_append(graph: Storage) -> None:
 def test_an_overwrite_over_an_orphan_that_came_in_between_replaces_what_is_published(
     graph: Storage,
 ) -> None:
-    faults.arm("table.sending", writes.once(lambda: orphan(graph, PERSON, ["orphan"])))
+    _faults.arm("table.sending", writes.once(lambda: orphan(graph, PERSON, ["orphan"])))
     writes.write(graph, {PERSON: ["ours"]}, "overwrite")
     assert ids(graph, PERSON) == ["ours"]
 
@@ -480,7 +481,7 @@ def test_an_overwrite_over_an_orphan_that_came_in_between_replaces_what_is_publi
 def test_a_rival_between_an_overwrite_and_its_index_is_noticed(graph: Storage) -> None:
     dataset(graph).create_scalar_index("name", "BTREE")
     publish_head(graph)
-    faults.arm("table.landed", writes.once(lambda: orphan_above(graph, "orphan")))
+    _faults.arm("table.landed", writes.once(lambda: orphan_above(graph, "orphan")))
     writes.write(graph, {PERSON: ["ours"]}, "overwrite")
     assert ids(graph, PERSON) == ["ours"]
 
@@ -497,7 +498,7 @@ def create(storage: Storage, name: str = "ours", **more: str) -> None:
 
 @pytest.mark.parametrize("point", ["commit.before_table", "table.before_commit", "table.sending"])
 def test_two_creators_of_one_table_both_keep_their_rows(graph: Storage, point: str) -> None:
-    faults.arm(point, writes.once(lambda: create(graph, "theirs")))
+    _faults.arm(point, writes.once(lambda: create(graph, "theirs")))
     create(graph)
     assert ids(graph, NEW) == ["ours", "theirs"]
 
@@ -505,10 +506,10 @@ def test_two_creators_of_one_table_both_keep_their_rows(graph: Storage, point: s
 def test_what_a_dead_creator_left_is_replaced_and_never_seen(graph: Storage) -> None:
     planned = writes.plan(graph, [NEW], new=NEW_TABLE)
     staged = writes.stage_rows(planned, {NEW: ["dead"]})
-    faults.arm("commit.before_publish", writes.die)
+    _faults.arm("commit.before_publish", writes.die)
     with pytest.raises(writes.Died):
         commit(planned, staged)
-    faults.disarm()
+    _faults.disarm()
     create(graph)
     assert ids(graph, NEW) == ["ours"]
     assert load(graph).version(NEW) == 2
@@ -544,10 +545,10 @@ def test_a_leftover_without_stable_row_ids_is_refused_and_kept(graph: Storage) -
 
 
 def test_a_failed_creation_leaves_no_rows_and_the_next_one_does_not_wait(graph: Storage) -> None:
-    faults.arm("commit.before_publish", "raise")
+    _faults.arm("commit.before_publish", "raise")
     with pytest.raises(OmnigraphError, match="Injected fault"):
         create(graph, "failed")
-    faults.disarm()
+    _faults.disarm()
     assert dataset(graph, NEW).count_rows() == 0
     began = time.monotonic()
     create(graph, orphanGraceSeconds=LONG)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from omnigraph_spark import faults, layout
-from omnigraph_spark.branches import refs, tags
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import OptionError, UnsupportedError, VersionNotFoundError
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.refs import refs, tags
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
 from tests.support.branches import at, ids_at, make, remove, write_ids
 from tests.support.writes import ALL, COMPANY, PERSON, new_graph
@@ -22,7 +23,7 @@ from tests.support.writes import ALL, COMPANY, PERSON, new_graph
 def graph(tmp_path: Path) -> Iterator[Storage]:
     """A graph of three tables, one row `first` each."""
     yield new_graph(Storage.at(str(tmp_path / "g")))
-    faults.disarm()
+    _faults.disarm()
 
 
 def tag(graph: Storage, name: str, ref: str = "main") -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import faults
-from omnigraph_spark.engine_types import blob_type
+from omnigraph_spark import _faults
+from omnigraph_spark.arrow.compare import differing
 from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
     IntegrityError,
@@ -20,12 +20,12 @@ from omnigraph_spark.errors import (
     UnsupportedError,
 )
 from omnigraph_spark.manifest.snapshot import load, open_manifest, read_rows
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import lookup, matches, packed, row_ids
-from omnigraph_spark.write.commit import Committed, abort, commit
+from omnigraph_spark.schema.property_types import blob_type
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import Committed, abort, commit
 from omnigraph_spark.write.plan import NewTable
-from omnigraph_spark.write.row_compare import differing
-from omnigraph_spark.write.stage import StagedTable, from_json, stage, to_json
+from omnigraph_spark.write.tasks import lookup, matches, packed, row_ids
+from omnigraph_spark.write.tasks.stage import StagedTable, from_json, stage, to_json
 from tests.support.lance_graphs import publish_head
 from tests.support.writes import (
     COMPANY,
@@ -355,12 +355,12 @@ def test_a_rival_between_table_commit_and_publish_is_not_doubled(storage: Storag
     ten(storage)
     planned = plan(storage, [T], new=NEW, writeMode="merge")
     ours = staged(planned, [[rows(id=["n", "k1"], a=[1, 1], b=["ours"] * 2, f=[1.0] * 2)]])
-    faults.arm(
+    _faults.arm(
         "commit.before_table",
         once(lambda: upsert(storage, [rows(id=["n"], a=[2], b=["theirs"], f=[2.0])])),
     )
     commit(planned, ours)
-    faults.disarm()
+    _faults.disarm()
     assert values(storage)["n"] == (1, "ours", 1.0)
     assert len(values(storage)) == 11
 
@@ -415,10 +415,10 @@ def test_a_dead_upsert_is_rolled_back_by_the_next_write(storage: Storage, point:
     before = values(storage)
     planned = plan(storage, [T], new=NEW, writeMode="merge")
     ours = staged(planned, [[rows(id=["k1", "n"], a=[9, 9], b=["dead"] * 2, f=[9.0] * 2)]])
-    faults.arm(point, die)
+    _faults.arm(point, die)
     with pytest.raises(Died):
         commit(planned, ours)
-    faults.disarm()
+    _faults.disarm()
     upsert(storage, [rows(id=["k2"], a=[22])])
     assert values(storage) == {**before, "k2": (22, "k2", 0.5)}
 
@@ -485,7 +485,7 @@ def test_vectors_lists_decimals_and_blobs_are_updated_and_kept(storage: Storage)
     new = {T: NewTable(schema)}
     planned = plan(storage, [T], new=new)
     stored = planned.targets[T].schema
-    from omnigraph_spark.arrow_write import to_table_batch
+    from omnigraph_spark.arrow.to_table import to_table_batch
 
     def made(names: list[str], pics: list[bytes | None], **more: Any) -> pa.RecordBatch:
         from decimal import Decimal
@@ -668,7 +668,7 @@ def test_lance_reads_the_row_ids_that_are_encoded_here(tmp_path: Path, found: li
 def test_c45_a_merge_that_changes_one_byte_of_a_blob_is_seen_and_moves_no_other(
     storage: Storage,
 ) -> None:
-    from omnigraph_spark.arrow_write import to_table_batch
+    from omnigraph_spark.arrow.to_table import to_table_batch
 
     schema = pa.schema([pa.field("id", pa.utf8(), nullable=False), pa.field("pic", blob_type())])
     new = {T: NewTable(schema)}

@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from omnigraph_spark import faults
+from omnigraph_spark import _faults
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import table_commit, table_head, updates
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit import table_commit, table_head, updates
+from omnigraph_spark.write.commit.commit import commit
+from omnigraph_spark.write.commit.table_head import StartOver, is_clean
 from omnigraph_spark.write.plan import NewTable
-from omnigraph_spark.write.stage import StagedTable, from_json, stage, to_json
-from omnigraph_spark.write.table_head import StartOver, is_clean
+from omnigraph_spark.write.tasks.stage import StagedTable, from_json, stage, to_json
 from tests.format_checker import check_graph
 from tests.support.writes import Died, plan
 
@@ -34,7 +34,7 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage
     commit(planned, stage(planned, [(T, rows({f"k{n}": n for n in range(20)}))]))
     monkeypatch.setattr(updates, "MOST_UPDATED_ROWS", 2)
     yield found
-    faults.disarm()
+    _faults.disarm()
 
 
 def rows(values: dict[str, int]) -> pa.RecordBatch:
@@ -106,7 +106,7 @@ def test_a_step_that_is_lost_takes_the_table_back_and_the_next_round_writes_all(
         return sent(*args, **options)
 
     monkeypatch.setattr(table_commit, "commit", second_is_lost)
-    faults.arm("table.before_commit", lambda: rounds.append(is_clean(head(storage), pinned)))
+    _faults.arm("table.before_commit", lambda: rounds.append(is_clean(head(storage), pinned)))
     commit(planned, staged(planned, *TASKS))
     assert sending == [True, False, True, False, False]
     assert rounds == [True, True]

@@ -10,14 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from omnigraph_spark import faults, layout
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import OmnigraphError, RowLevelCasContention
-from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.manifest import publisher
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import TombstoneRow
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.plan import WritePlan
 from tests.chaos import jobs, oracle, rivals, rows
 from tests.chaos.lab import Case, Lab
@@ -65,7 +66,7 @@ def _cell(
         tables,
         mode,
         case.options,
-        faults={point: doubt},
+        _faults={point: doubt},
         writer="victim",
     )
     lab.expect(outcome == _wanted(mode, at, landed, rival, works), "24", f"{name}: {outcome}")
@@ -168,7 +169,7 @@ def write_late(
     module: Any = publisher
     module._merge = hold
     outcome = jobs.Writer(setup, graph, **options).write(tables)
-    faults.disarm()
+    _faults.disarm()
     module._merge = real
     assert outcome == AMBIGUOUS, outcome
     if after_others:
@@ -213,7 +214,7 @@ def _expectation(
         step = rivals.Rival(setup=case.setup("rival"), graph=case.graph, tables={key: 2})
     outcome = case.write(
         {rows.PERSON: 2},
-        faults={} if step is None else {point: step},
+        _faults={} if step is None else {point: step},
         options={"expectedTableVersions": json.dumps(expected)},
         writer="victim",
     )
@@ -290,7 +291,7 @@ def budget(lab: Lab) -> None:
     case = lab.case("budget-publisher").make()
     for wins, retries, wanted in ((99, 5, (6, "RowLevelCasContention")), (5, 5, (6, "published"))):
         rival = rivals.GuardRival(times=wins, graph=case.graph)
-        seen = case.run(publish_alone, case.graph, retries, faults={"publish.before_merge": rival})
+        seen = case.run(publish_alone, case.graph, retries, _faults={"publish.before_merge": rival})
         lab.expect(seen[:2] == list(wanted), "22", f"{wins} rivals: {seen}")
         lab.expect(seen[2] <= 30, "22", f"{wins} rivals took {seen[2]:.0f} s")
     case.close(2)
@@ -304,7 +305,7 @@ def budget(lab: Lab) -> None:
         outcome = case.write(
             {rows.PERSON: 3},
             mode,
-            faults={"publish.before_merge": rival},
+            _faults={"publish.before_merge": rival},
             writer="victim",
             options={"commitTimeoutSeconds": timeout},
         )
@@ -325,7 +326,7 @@ def publish_alone(setup: Setup, graph: str, retries: int) -> list[Any]:
 
     module: Any = publisher
     module._merge = counted
-    hook = faults._hooks["publish.before_merge"]
+    hook = _faults._hooks["publish.before_merge"]
 
     def uncounted() -> None:
         module._merge = real
@@ -334,7 +335,7 @@ def publish_alone(setup: Setup, graph: str, retries: int) -> list[Any]:
         finally:
             module._merge = counted
 
-    faults.arm("publish.before_merge", uncounted)
+    _faults.arm("publish.before_merge", uncounted)
     from omnigraph_spark.manifest.rows import VersionRow
 
     row = VersionRow(rows.PERSON, entry.table_version, None, entry.row_count, entry.metadata)
@@ -381,7 +382,7 @@ def _twice(lab: Lab, name: str) -> None:
     if name == "failed-abort":
         armed = {"commit.before_publish": "raise"}
     if name != "task-abort":
-        first = case.run(jobs.commit_files, plan, token, [message], writer="driver", faults=armed)
+        first = case.run(jobs.commit_files, plan, token, [message], writer="driver", _faults=armed)
         wanted = {"unknown-abort": AMBIGUOUS, "failed-abort": FAILED}.get(name, ACKNOWLEDGED)
         lab.expect(first == wanted, "29", f"{name}: {first}")
     if name == "commit-commit":

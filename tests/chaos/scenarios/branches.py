@@ -11,12 +11,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from omnigraph_spark.branches import manage, refs
 from omnigraph_spark.errors import OmnigraphError
 from omnigraph_spark.history import commits
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.read.plan import read_table
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.refs import branches, refs
+from omnigraph_spark.storage.store import Storage
 from tests.chaos import jobs, launcher, rows
 from tests.chaos.lab import Case, Lab
 from tests.chaos.launcher import Setup
@@ -42,7 +42,7 @@ def _kill_on_branch(lab: Lab, number: int, step: str, second: bool) -> None:
     name = f"branch-{number}-{step}-{'second' if second else 'first'}"
     case = lab.case(name).make()
     storage = Storage.at(case.graph)
-    manage.create_branch(storage, "dev", refs.named(storage, "main"))
+    branches.create_branch(storage, "dev", refs.named(storage, "main"))
     case.options["branch"] = "dev"
     if second:
         case.write(TABLES)
@@ -110,7 +110,7 @@ def disjoint_branches(lab: Lab) -> None:
     storage = Storage.at(case.graph)
     names = [f"b/{number}" for number in range(WRITERS)]
     for name in names:
-        manage.create_branch(storage, name, refs.named(storage, "main"))
+        branches.create_branch(storage, name, refs.named(storage, "main"))
     main = load(storage)
     times = lab.size(3, 10)
     barrier = launcher.barrier(WRITERS + 2)
@@ -154,12 +154,12 @@ def come_and_go(setup: Setup, graph: str, times: int, options: Any) -> list[str]
     for number in range(times):
         name = f"t/{number}"
         try:
-            manage.create_branch(storage, name, refs.named(storage, "main"))
+            branches.create_branch(storage, name, refs.named(storage, "main"))
             writer = jobs.Writer(setup, graph, **{**options, "branch": name})
             outcome = writer.write(TABLES)
             if outcome != ACKNOWLEDGED:
                 trouble.append(f"the write to {name} was {outcome}")
-            manage.delete_branch(storage, name, float(options["orphanGraceSeconds"]))
+            branches.delete_branch(storage, name, float(options["orphanGraceSeconds"]))
         except OmnigraphError as error:
             trouble.append(f"{name}: {error}")
     return trouble

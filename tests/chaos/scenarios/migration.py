@@ -10,10 +10,11 @@ import lance
 import pyarrow as pa
 
 from omnigraph_spark.errors import OmnigraphError
-from omnigraph_spark.manifest import init, migrations
+from omnigraph_spark.history import init
+from omnigraph_spark.manifest import migrations
 from omnigraph_spark.manifest.rows import MANIFEST_SCHEMA, PRIMARY_KEY_ANNOTATION
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 from tests.chaos import jobs, launcher, oracle, rows
 from tests.chaos.lab import ALL, Case, Lab
 from tests.chaos.launcher import Setup

@@ -14,17 +14,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from omnigraph_spark.branches.restore import restore
 from omnigraph_spark.errors import OmnigraphError
 from omnigraph_spark.maintenance.cleanup import cleanup
 from omnigraph_spark.maintenance.optimize import optimize, run_here
 from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.merge.restore import restore
 from omnigraph_spark.read.plan import read_table
 from omnigraph_spark.schema_changes import properties, tables
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write.commit import commit
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import Settings
-from omnigraph_spark.write.stage import stage
+from omnigraph_spark.write.tasks.stage import stage
 from tests.chaos import oracle
 from tests.chaos.lab import Case, Lab
 from tests.chaos.launcher import Setup, note

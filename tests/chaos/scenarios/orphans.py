@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from omnigraph_spark.history import crash_records
-from omnigraph_spark.ids import new_ulid
+from omnigraph_spark.manifest import crash_records
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
 from tests.chaos import jobs, rivals, rows
 from tests.chaos.lab import Case, Lab
 from tests.chaos.launcher import Setup, note

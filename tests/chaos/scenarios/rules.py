@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 from omnigraph_spark.errors import OmnigraphError
-from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import OURS, TombstoneRow, VersionRow
 from omnigraph_spark.manifest.snapshot import load, open_main
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
 from tests.chaos import jobs, rows
 from tests.chaos.lab import Lab
 from tests.chaos.launcher import Setup

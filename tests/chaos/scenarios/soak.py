@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 from tests.chaos import jobs, oracle, rows
 from tests.chaos.lab import Case, Lab
 from tests.chaos.launcher import Child, Setup, note

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from omnigraph_spark.history import commits
-from omnigraph_spark.ids import new_ulid
 from omnigraph_spark.manifest import publisher
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import OURS, VersionRow, to_arrow
 from omnigraph_spark.manifest.snapshot import load, open_main
-from omnigraph_spark.storage import Storage
-from omnigraph_spark.write import table_head
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit import table_head
 from tests.chaos import jobs, launcher, rivals, rows
 from tests.chaos.lab import Case, Lab
 from tests.chaos.launcher import Setup
@@ -49,7 +49,14 @@ def _job(case: Case, number: int, deaths: list[int], mode: str) -> None:
         for attempt in range(_ATTEMPTS):
             armed = {lab.random.choice(_POINTS): "kill"} if attempt < dying else {}
             child = case.start(
-                jobs.stage_task, plan, token, tables, part * 2, message, writer=driver, faults=armed
+                jobs.stage_task,
+                plan,
+                token,
+                tables,
+                part * 2,
+                message,
+                writer=driver,
+                _faults=armed,
             )
             child.end()
             if not child.was_killed():
@@ -222,12 +229,12 @@ def second_look(lab: Lab) -> None:
             "append",
             case.options,
             writer="live",
-            faults={"publish.before_merge": _WaitFor(go)},
+            _faults={"publish.before_merge": _WaitFor(go)},
         )
         case.wait_for_a_commit(rows.PERSON)
         outcome = case.write(
             {rows.PERSON: 2},
-            faults={"heal.before_restore": _LetPublish(case.graph, go)},
+            _faults={"heal.before_restore": _LetPublish(case.graph, go)},
             writer="healer",
         )
         lab.expect(live.end() == outcome == ACKNOWLEDGED, "14", f"the healer: {outcome}")
@@ -273,7 +280,7 @@ def dead_record(lab: Lab) -> None:
             dict.fromkeys(rows.THREE, 3),
             "append",
             case.options,
-            faults={"commit.table_3": "kill"},
+            _faults={"commit.table_3": "kill"},
         ).end()
         time.sleep(case.grace + 0.1)
         case.write({rows.COMPANY: 2})
@@ -343,7 +350,7 @@ def publish_both(setup: Setup, graph: str, what: str, first: int) -> int:
 
 def _race(storage: Storage, requests: list[Publish]) -> int:
     """Let the second publish in the moment before the first one's merge; count what landed."""
-    from omnigraph_spark import faults
+    from omnigraph_spark import _faults
     from omnigraph_spark.errors import OmnigraphError
 
     landed = 0
@@ -364,6 +371,6 @@ def _race(storage: Storage, requests: list[Publish]) -> int:
             done = True
             one(requests[0])
 
-    faults.arm("publish.before_merge", between)
+    _faults.arm("publish.before_merge", between)
     one(requests[1])
     return landed

@@ -1,0 +1,1 @@
+"""The parts of `OmniGraph`, one per subject: every method is one call below."""

@@ -1,0 +1,128 @@
+"""What `OmniGraph` offers to change tables and properties; every method is one call below."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from omnigraph_spark.storage import layout
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType, StructType
+
+    from omnigraph_spark.options import WriteOptions
+    from omnigraph_spark.storage.store import Storage
+    from omnigraph_spark.write.commit.commit import Committed
+
+
+class SchemaMethods:
+    """A part of `OmniGraph`, in a class of its own for its length.
+
+    Each method is one publish with its lineage, on one branch; `write_options` are those of writes
+    (`actor`, `userMetadata`). Older graph versions are read with the columns that they had.
+    """
+
+    @abstractmethod
+    def _store(self) -> Storage: ...
+
+    @abstractmethod
+    def _write_options(self, mode: str, branch: str, given: Mapping[str, str]) -> WriteOptions: ...
+
+    def add_table(
+        self,
+        table: str,
+        columns: str | StructType = "",
+        *,
+        key: str | None = None,
+        endpoints: tuple[str, str] | None = None,
+        branch: str = layout.MAIN,
+        **write_options: str,
+    ) -> Committed:
+        """Make an empty table, such as `add_table("edge:Knows", "since DATE", endpoints=(…))`.
+
+        `columns` is a list as in CREATE TABLE, or a Spark schema; `id` (`src`, `dst`) may be left
+        out. `key` names a node's key property, `endpoints` an edge's source and target node type.
+
+        Raises:
+            OptionError, SchemaMismatchError: the table is there, or can't be made like this.
+            OmnigraphError: as `write`.
+        """
+        from omnigraph_spark.schema_changes import tables
+
+        name = table.partition(":")[2]
+        given = dict(write_options)
+        if key is not None:
+            given["keys"] = f"{name}: {key}"
+        if endpoints is not None:
+            given["endpoints"] = f"{name}: {endpoints[0]} -> {endpoints[1]}"
+        asked = self._write_options("append", branch, given)
+        return tables.add_table(self._store(), asked, table, columns)
+
+    def drop_table(
+        self, *tables: str, branch: str = layout.MAIN, **write_options: str
+    ) -> Committed:
+        """Drop tables in one publish; their data stays for older versions and for `restore`.
+
+        Raises:
+            IntegrityError: edge tables end at a node table and aren't dropped in the same call.
+            TableNotFoundError: no such table.
+            ExpectedVersionMismatch: somebody wrote to one of them meanwhile; nothing was dropped.
+            OmnigraphError: as `write`.
+        """
+        from omnigraph_spark.schema_changes import tables as changes
+
+        asked = self._write_options("append", branch, write_options)
+        return changes.drop_table(self._store(), asked, tables)
+
+    def add_property(
+        self,
+        table: str,
+        name: str,
+        kind: str | DataType,
+        *,
+        branch: str = layout.MAIN,
+        **write_options: str,
+    ) -> Committed:
+        """Add a property that may be null: `add_property("node:Person", "nick", "String?")`.
+
+        `kind` is an engine type or a Spark type. If it is there already nothing is published.
+
+        Raises:
+            OptionError, SchemaMismatchError: the type allows no nulls, or the name is taken.
+            OmnigraphError: as `write`.
+        """
+        from omnigraph_spark.schema_changes import properties
+
+        asked = self._write_options("append", branch, write_options)
+        return properties.add_property(self._store(), asked, table, name, kind)
+
+    def drop_property(
+        self, table: str, name: str, *, branch: str = layout.MAIN, **write_options: str
+    ) -> Committed:
+        """Drop a property; added again it is another one, without the old values.
+
+        Raises:
+            SchemaMismatchError: no such property, or it is the key, `id`, `src` or `dst`.
+            UnsupportedError: an interface or another branch holds on to it.
+            OmnigraphError: as `write`.
+        """
+        from omnigraph_spark.schema_changes import properties
+
+        asked = self._write_options("append", branch, write_options)
+        return properties.drop_property(self._store(), asked, table, name)
+
+    def rename_property(
+        self, table: str, old: str, new: str, *, branch: str = layout.MAIN, **write_options: str
+    ) -> Committed:
+        """Rename a property; its values and indices stay.
+
+        Raises:
+            SchemaMismatchError: no such property, it is the key, or the new name can't be.
+            UnsupportedError: an interface or another branch holds on to it.
+            OmnigraphError: as `write`.
+        """
+        from omnigraph_spark.schema_changes import properties
+
+        asked = self._write_options("append", branch, write_options)
+        return properties.rename_property(self._store(), asked, table, old, new)

@@ -1,0 +1,1 @@
+"""Arrow arrays and batches: exact casts, the ways in and out."""

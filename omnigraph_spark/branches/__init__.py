@@ -1,1 +1,0 @@
-"""Branches and other refs of a graph."""

@@ -1,0 +1,93 @@
+"""Make an empty graph: a stamped `__manifest` without rows, and its lineage (FORMAT, DESIGN 5).
+
+Several processes may do so at once, and one may die half way: whatever is missing is completed by
+whoever comes next, and nothing depends on who did which step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from omnigraph_spark.errors import StorageError
+from omnigraph_spark.history import commits
+from omnigraph_spark.history.publishes import publishes_between
+from omnigraph_spark.manifest.migrations import new_manifest_schema
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.lance_errors import (
+    DatasetNotFoundError,
+    Outcome,
+    outcome_of,
+    translated,
+)
+from omnigraph_spark.storage.store import Storage
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+_CONFIG: dict[str, str | None] = {"table_version_management": "true"}
+"""What the engine sets on its own `__manifest`."""
+
+
+def init_graph(storage: Storage) -> None:
+    """Make sure that a graph is at the root; on the driver, before the first write to it.
+
+    The root may be absent, empty, or hold other files, which stay as they are. A graph that is
+    there is left alone, unless it is an empty one that another process didn't finish.
+
+    Raises:
+        StorageError: the store failed; what was made so far is completed by the next call.
+    """
+    manifest = _open(storage)
+    if manifest is None:
+        _create(storage)
+        manifest = storage.dataset(layout.MANIFEST)
+    elif not _is_new(manifest):
+        return
+    _set_config(manifest)
+    _make_lineage(storage)
+
+
+def _make_lineage(storage: Storage) -> None:
+    if all(storage.has_dataset(n) for n in (layout.GRAPH_COMMITS, layout.GRAPH_COMMIT_ACTORS)):
+        return
+    # Named by the version itself, so that two processes give the graph's first commit one id.
+    first = publishes_between(storage, layout.MAIN, 0, 2)[0]
+    commits.init_lineage(storage, first.publish_id, first.graph_version)
+
+
+def _open(storage: Storage) -> LanceDataset | None:
+    try:
+        return storage.dataset(layout.MANIFEST)
+    except DatasetNotFoundError:
+        return None
+
+
+def _create(storage: Storage) -> None:
+    """Create `__manifest` without stable row ids (FACTS 31); one of several succeeds."""
+    rows = new_manifest_schema().empty_table()
+    try:
+        storage.create_dataset(layout.MANIFEST, rows, stable_row_ids=False)
+    except StorageError as error:
+        if outcome_of(error.__cause__ or error) is not Outcome.CONFLICT:
+            raise
+
+
+def _is_new(manifest: LanceDataset) -> bool:
+    """Tell whether a manifest is one of ours that nothing was published to yet."""
+    schema = manifest.schema
+    with translated(f"Counting the rows of {layout.MANIFEST}"):
+        return bool(
+            schema.equals(new_manifest_schema(), check_metadata=True) and manifest.count_rows() == 0
+        )
+
+
+def _set_config(manifest: LanceDataset) -> None:
+    if all(manifest.config().get(key) == value for key, value in _CONFIG.items()):
+        return
+    try:
+        with translated(f"Setting up {layout.MANIFEST}"):
+            manifest.update_config(_CONFIG)
+    except StorageError as error:
+        # Another process sets the same.
+        if outcome_of(error.__cause__ or error) is not Outcome.CONFLICT:
+            raise

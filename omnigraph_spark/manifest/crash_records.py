@@ -1,0 +1,248 @@
+"""Crash records: what a writer leaves in `__recovery/` while it commits (FORMAT, "Crash records").
+
+The form is the engine's, so that an engine that opens the graph after a crash rolls the whole write
+back; the extra key `omnigraph_spark` tells our own from the engine's. `post_commit_pin` is always
+0: nobody rolls a dead write forward (DESIGN 5). All functions run on the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from types import TracebackType
+
+from omnigraph_spark.errors import OmnigraphError, RecoveryPendingError, StorageError
+from omnigraph_spark.manifest.rows import OURS
+from omnigraph_spark.manifest.snapshot import TableEntry
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import ObjectInfo, Storage
+
+_SCHEMA_VERSION = 1
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class CrashRecord:
+    """One of our own records: who left it, for which tables, and when it was last renewed (UTC)."""
+
+    publish_id: str
+    branch: str
+    table_keys: tuple[str, ...]
+    renewed: datetime
+
+
+def path_of(publish_id: str) -> str:
+    """Return the path of a write's record."""
+    return f"{layout.RECOVERY}/{publish_id}.json"
+
+
+def write(
+    storage: Storage, publish_id: str, branch: str, tables: Iterable[TableEntry], actor: str | None
+) -> None:
+    """Write or renew a record; `tables` are those that have a published version (DESIGN 5).
+
+    Raises:
+        StorageError: the store failed; an older record of this write may still be there.
+    """
+    now_us = time.time_ns() // 1000
+    record = {
+        "schema_version": _SCHEMA_VERSION,
+        "operation_id": publish_id,
+        "started_at": str(now_us),
+        "branch": layout.lance_branch(branch),
+        "actor_id": actor,
+        "writer_kind": "Load",
+        "tables": [
+            {
+                "table_key": entry.table_key,
+                "table_path": storage.uri(entry.location),
+                "expected_version": entry.table_version,
+                "post_commit_pin": 0,
+                "table_branch": entry.table_branch,
+            }
+            for entry in tables
+        ],
+        OURS: {"publish_id": publish_id, "heartbeat_ms": now_us // 1000},
+    }
+    storage.put(path_of(publish_id), json.dumps(record, indent=1).encode())
+
+
+def delete(storage: Storage, publish_id: str) -> None:
+    """Delete a record; one that is gone already is no error.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    storage.delete(path_of(publish_id))
+
+
+def refuse_foreign(storage: Storage, wait_seconds: float = 0.0) -> None:
+    """Refuse to write beside a record that isn't ours, after giving its writer time to finish.
+
+    Raises:
+        RecoveryPendingError: the engine's, or an unreadable, record stays; its file is named and
+            kept.
+        StorageError: the store failed.
+    """
+    end = time.monotonic() + wait_seconds
+    while True:
+        foreign = [info for info, record in _all(storage) if record is None]
+        if not foreign:
+            return
+        if time.monotonic() >= end:
+            raise RecoveryPendingError(
+                f"The graph has an unfinished write of another engine ({foreign[0].path})",
+                expected=f"an empty {layout.RECOVERY}/",
+                found=f"{len(foreign)} record(s)",
+                hint=(
+                    "Nothing was written. Open the graph for writing with the engine that left it,"
+                    " which finishes or undoes that write, and run this again"
+                ),
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def foreign(storage: Storage) -> list[str]:
+    """Return the paths of the records that aren't ours.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    return [info.path for info, record in _all(storage) if record is None]
+
+
+def others(storage: Storage, publish_id: str) -> list[CrashRecord]:
+    """Return our own kind's records of other writes.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    return [r for _, r in _all(storage) if r is not None and r.publish_id != publish_id]
+
+
+def renewed_at(storage: Storage, publish_id: str) -> datetime | None:
+    """Return when a record was last renewed by the store's clock, None where there is none.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    path = path_of(publish_id)
+    return next((i.last_modified for i in storage.list(layout.RECOVERY) if i.path == path), None)
+
+
+def dead(storage: Storage, own_publish_id: str, grace_seconds: float) -> list[CrashRecord]:
+    """Return the records of other writes that were not renewed for the grace.
+
+    Age is taken on the store's clock alone, against the caller's own record, which must just have
+    been written (PROTOCOL 24).
+
+    Raises:
+        RecoveryPendingError: as `refuse_foreign`, after the grace.
+        StorageError: the store failed.
+    """
+    found = [record for _, record in _all(storage)]
+    if None in found:
+        refuse_foreign(storage, grace_seconds)
+    ours = [record for record in found if record is not None]
+    now = next((r.renewed for r in ours if r.publish_id == own_publish_id), None)
+    if now is None:
+        return []
+    oldest = now - timedelta(seconds=grace_seconds)
+    return [r for r in ours if r.publish_id != own_publish_id and r.renewed < oldest]
+
+
+def _all(storage: Storage) -> list[tuple[ObjectInfo, CrashRecord | None]]:
+    """Return all records, None for one that isn't ours; one that vanishes meanwhile is left out."""
+    found: list[tuple[ObjectInfo, CrashRecord | None]] = []
+    for info in storage.list(layout.RECOVERY):
+        text = storage.get(info.path)
+        if text is not None:
+            found.append((info, _parsed(info, text)))
+    return found
+
+
+def _parsed(info: ObjectInfo, text: bytes) -> CrashRecord | None:
+    try:
+        record = json.loads(text)
+        publish_id = record[OURS]["publish_id"]
+        # The id becomes a path again when the record is deleted, so it must be the file's own.
+        if record["schema_version"] != _SCHEMA_VERSION or path_of(publish_id) != info.path:
+            return None
+        return CrashRecord(
+            publish_id=publish_id,
+            branch=record["branch"] or layout.MAIN,
+            table_keys=tuple(str(table["table_key"]) for table in record["tables"]),
+            renewed=info.last_modified,
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+class Heartbeat:
+    """Renews a write's record every third of the grace, in a thread, until it is stopped.
+
+    A record that somebody removed in the meantime is written again: its writer still lives. A store
+    that fails a renewal is tried again at the next beat; `lost` then holds its error.
+    """
+
+    def __init__(self, storage: Storage, publish_id: str, grace_seconds: float) -> None:
+        self._storage = storage
+        self._publish_id = publish_id
+        self._every = max(grace_seconds / 3, 0.01)
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._record: tuple[str, tuple[TableEntry, ...], str | None] | None = None
+        self._thread = threading.Thread(target=self._run, name="omnigraph-heartbeat", daemon=True)
+        self.lost: OmnigraphError | None = None
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def record(self, branch: str, tables: Iterable[TableEntry], actor: str | None) -> None:
+        """Write the record of this round now, and renew it from here on.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        with self._lock:
+            self._record = (branch, tuple(tables), actor)
+            write(self._storage, self._publish_id, *self._record)
+
+    def remove(self) -> None:
+        """Stop renewing and delete the record.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        with self._lock:
+            self._record = None
+            delete(self._storage, self._publish_id)
+
+    def stop(self) -> None:
+        """Stop renewing; the record stays where it is."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every):
+            with self._lock:
+                if self._record is None:
+                    continue
+                try:
+                    write(self._storage, self._publish_id, *self._record)
+                except StorageError as error:
+                    self.lost = error

@@ -1,0 +1,1 @@
+"""Merges of branches, diffs and restores."""

@@ -1,0 +1,204 @@
+"""What changed between two snapshots, row by row, as one DataFrame; the comparing is Spark's.
+
+Planning runs on the driver and reads no rows: tables that are pinned at the same version in both
+snapshots are left out. What is left is compared by whole rows and then by `id`, in one shuffle, so
+doubled ids (tables written without integrity checks) neither multiply nor hide a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import DataType, MapType, StringType, StructField, StructType
+
+from omnigraph_spark.arrow.frame_batches import TABLE
+from omnigraph_spark.errors import UnsupportedError
+from omnigraph_spark.manifest.snapshot import Snapshot
+from omnigraph_spark.spark import frames, spark_types
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from omnigraph_spark.graph import OmniGraph
+
+CHANGE = "_change_type"
+INSERT, DELETE = "insert", "delete"
+BEFORE, AFTER = "update_preimage", "update_postimage"
+_COMPARE = "Compare the other columns of the two table frames with Spark"
+_SIDE, _COUNT = "_omnigraph_side", "_omnigraph_count"
+
+Tables = Mapping[str, StructType]
+
+
+def diff(
+    graph: OmniGraph, before: Snapshot, after: Snapshot, table: str | None = None
+) -> DataFrame:
+    """Return the rows that differ: `_table`, `_change_type`, then a whole-graph frame's columns.
+
+    `_change_type` is `insert`, `delete`, or for a changed row `update_preimage` (as it was) and
+    `update_postimage` (as it is). Evaluates nothing.
+
+    Raises:
+        TableNotFoundError: neither snapshot has the table `table`.
+        SchemaMismatchError: a column's type changed, or names that a whole-graph frame can't have.
+        UnsupportedError: a map inside another value can't be compared.
+        AnalysisException: with the typed error's text, where a snapshot can't be read.
+    """
+    known = known_tables(graph, before, after)
+    keys = sorted(known)
+    if table is not None:
+        wanted = (after if _has(after, table) else before).resolve(table)
+        keys = [wanted]
+        known = {wanted: known[wanted]}
+    parts = [
+        (key, table_diff(frame_at(graph, before, key), frame_at(graph, after, key), key))
+        for key in keys
+        if pin(before, key) != pin(after, key)
+    ]
+    return gathered(graph, known, parts, {CHANGE: StringType()})
+
+
+def _has(snapshot: Snapshot, name: str) -> bool:
+    return name in snapshot.tables or any(k.partition(":")[2] == name for k in snapshot.tables)
+
+
+def pin(snapshot: Snapshot, key: str) -> tuple[str | None, int] | None:
+    """Return which version of which line a snapshot pins for a table, None where it has none."""
+    entry = snapshot.tables.get(key)
+    return None if entry is None else (entry.table_branch, entry.table_version)
+
+
+def frame_at(graph: OmniGraph, snapshot: Snapshot, key: str) -> DataFrame | None:
+    """Return a table of a snapshot, None where the snapshot hasn't got it."""
+    if key not in snapshot.tables:
+        return None
+    return graph.table(key, branch=snapshot.branch, version=snapshot.graph_version)
+
+
+def known_tables(graph: OmniGraph, *snapshots: Snapshot) -> dict[str, StructType]:
+    """Return the columns of all tables of the snapshots, by key; one load per snapshot.
+
+    Raises:
+        SchemaMismatchError: a column has other types in the snapshots.
+    """
+    known: dict[str, StructType] = {}
+    for one in snapshots:
+        if one.tables:
+            wide = graph.graph(branch=one.branch, version=one.graph_version).schema
+            found = frames.definitions(wide)
+            assert found is not None
+            for key, table in found.tables.items():
+                before = known.get(key, table)
+                known[key] = spark_types.with_columns_of(before, table, key, _COMPARE)
+    return known
+
+
+def table_diff(before: DataFrame | None, after: DataFrame | None, key: str) -> DataFrame:
+    """Return the rows of a table that differ, with `_change_type` in front; evaluates nothing.
+
+    Raises:
+        SchemaMismatchError, UnsupportedError: as `diff`.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as sf
+
+    given = [frame for frame in (before, after) if frame is not None]
+    columns = reduce(
+        lambda a, b: spark_types.with_columns_of(a, b, key, _COMPARE),
+        (frame.schema for frame in given),
+    )
+    sided = [
+        comparable(frame, key).withColumn(_SIDE, sf.lit(side))
+        for frame, side in ((before, -1), (after, 1))
+        if frame is not None
+    ]
+    union = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), sided)
+    # Grouping and the window are both by id first, so this one shuffle serves the two.
+    spread = union.repartition(column("id"))
+    counts = spread.groupBy(*(column(name) for name in columns.names)).agg(
+        sf.sum(_SIDE).alias(_COUNT)
+    )
+    by_id = Window.partitionBy(column("id"))
+    gone, came = column(_COUNT) < 0, column(_COUNT) > 0
+    kind = (
+        sf.when(gone & sf.max(came).over(by_id), BEFORE)
+        .when(gone, DELETE)
+        .when(sf.max(gone).over(by_id), AFTER)
+        .otherwise(INSERT)
+    )
+    changed = counts.where(column(_COUNT) != 0).withColumn(CHANGE, kind)
+    repeated = changed.withColumn(_COUNT, sf.explode(sf.expr(f"sequence(1, int(abs({_COUNT})))")))
+    return repeated.select(
+        column(CHANGE), *(_original(field).alias(field.name) for field in columns.fields)
+    )
+
+
+def column(name: str) -> Column:
+    """Return a column by its exact name."""
+    from pyspark.sql import functions as sf
+
+    return sf.col("`" + name.replace("`", "``") + "`")
+
+
+def comparable(frame: DataFrame, key: str) -> DataFrame:
+    """Return a frame whose values Spark can group by: maps as sorted lists of their entries.
+
+    Raises:
+        UnsupportedError: a map inside another value.
+    """
+    from pyspark.sql import functions as sf
+
+    columns = []
+    for field in frame.schema.fields:
+        is_map = isinstance(field.dataType, MapType)
+        inner = field.dataType.jsonValue()
+        if str(inner).count("'type': 'map'") > (1 if is_map else 0):
+            raise UnsupportedError(
+                f"Column {field.name} of {key} holds maps inside other values, which Spark can't "
+                "compare",
+                hint=_COMPARE,
+            )
+        one = column(field.name)
+        columns.append(sf.array_sort(sf.map_entries(one)).alias(field.name) if is_map else one)
+    return frame.select(*columns)
+
+
+def _original(field: StructField) -> Column:
+    from pyspark.sql import functions as sf
+
+    one = column(field.name)
+    return sf.map_from_entries(one) if isinstance(field.dataType, MapType) else one
+
+
+def gathered(
+    graph: OmniGraph,
+    known: Tables,
+    parts: Sequence[tuple[str, DataFrame]],
+    leading: Mapping[str, DataType],
+) -> DataFrame:
+    """Return one frame of parts of tables: `_table`, `leading`, then the wide columns.
+
+    `leading` are columns that each part has beside its table's, with their types.
+    """
+    from pyspark.sql import functions as sf
+
+    wide = frames.whole_graph_schema(known)
+    owned = frames.ownership(wide, known)
+    rest = [field for field in wide.fields if field.name != TABLE]
+    selected = []
+    for key, part in parts:
+        shown = [
+            column(owned[key][field.name]).alias(field.name)
+            if owned[key].get(field.name) in part.columns
+            else sf.lit(None).cast(field.dataType).alias(field.name)
+            for field in rest
+        ]
+        front = [sf.lit(key).alias(TABLE), *(column(name) for name in leading)]
+        selected.append(part.select(*front, *shown))
+    if selected:
+        return reduce(lambda a, b: a.unionAll(b), selected)
+    front_fields = [StructField(name, kind) for name, kind in leading.items()]
+    empty = StructType([StructField(TABLE, StringType()), *front_fields, *rest])
+    return graph.spark.createDataFrame([], empty)

@@ -1,0 +1,325 @@
+"""A merge of two branches from beginning to end, whatever runs its tables; without Spark.
+
+The driver reads the lineage and the three snapshots (common ancestor, source, target) and plans,
+from metadata, which rows the merge has to look at (`merge_sides`). A `Runner` reads and decides
+them; what it comes to is one commit with two parents: upserts and deletes of the rows that change,
+and new tables. The publish expects every table of the target at the version that was merged: a
+rival's publish refuses it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from omnigraph_spark import schema as engine_schema
+from omnigraph_spark.errors import (
+    ExpectedVersionMismatch,
+    OptionError,
+    SchemaMismatchError,
+    UnsupportedError,
+)
+from omnigraph_spark.history.commits import Commit
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load
+from omnigraph_spark.merge import edges
+from omnigraph_spark.merge.edges import After
+from omnigraph_spark.merge.rules import DELETE_UPDATE, FAIL, ORPHAN, OURS, SOURCE, TARGET, THEIRS
+from omnigraph_spark.merge.tables import Outcome, Runner, TableMerge
+from omnigraph_spark.options import WriteOptions
+from omnigraph_spark.refs import refs
+from omnigraph_spark.refs.merge_base import head_commit, merge_bases
+from omnigraph_spark.schema.model import EdgeType, EngineSchema, NodeType
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.progress import Progress
+from omnigraph_spark.storage.relocation import open_for_reading
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import Committed, commit
+from omnigraph_spark.write.plan import MERGE, NewTable, plan_write
+
+Start = Callable[[Storage, Sequence[TableMerge]], Runner]
+"""Makes what runs the merges of tables."""
+ConflictRow = tuple[str | None, ...]
+"""Table key, id, kind, and the rows of base, ours and theirs as JSON."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The snapshots, and the commits that they are of: the bases (mostly one), source, target."""
+
+    bases: tuple[Snapshot, ...]
+    source: Snapshot
+    target: Snapshot
+    base_commits: tuple[Commit, ...]
+    heads: tuple[Commit, Commit]
+
+    @classmethod
+    def of(cls, storage: Storage, source: str, into: str) -> Sides:
+        """Load the heads of two branches and their newest common commits."""
+        theirs, ours = load(storage, source), load(storage, into)
+        heads = head_commit(storage, theirs), head_commit(storage, ours)
+        common = merge_bases(storage, *heads)
+        bases = tuple(load(storage, one.branch, one.manifest_version) for one in common)
+        return cls(bases, theirs, ours, tuple(common), heads)
+
+    @property
+    def fast_forward(self) -> bool:
+        """Tell whether the target is still where the source began."""
+        return [one.graph_commit_id for one in self.base_commits] == [self.heads[1].graph_commit_id]
+
+    def is_as_before(self, side: Snapshot, key: str) -> bool:
+        """Tell whether a side has a table at the version of every base."""
+        return all(pin(side, key) == pin(base, key) for base in self.bases)
+
+    def changed(self) -> list[str]:
+        """Return the tables that the source changed in another way than the target."""
+        every = {key for one in (*self.bases, self.source, self.target) for key in one.tables}
+        return [
+            key
+            for key in sorted(every)
+            if pin(self.source, key) != pin(self.target, key)
+            and not self.is_as_before(self.source, key)
+        ]
+
+    def of_table(self, key: str) -> dict[str, TableEntry | None]:
+        """Return what each side has of a table, by the names of `merge_rules`."""
+        sides = {f"b{number}": one for number, one in enumerate(self.bases)}
+        sides |= {SOURCE: self.source, TARGET: self.target}
+        return {
+            name: replace(one.tables[key], metadata={}) if key in one.tables else None
+            for name, one in sides.items()
+        }
+
+
+def pin(snapshot: Snapshot, key: str) -> tuple[str | None, int] | None:
+    """Return which version of which line a snapshot pins for a table, None where it has none."""
+    entry = snapshot.tables.get(key)
+    return None if entry is None else (entry.table_branch, entry.table_version)
+
+
+@dataclass
+class Prepared:
+    """A merge that is decided and not written.
+
+    `rows` are conflicts beside those that `runner` has; `counts` are of both, by table and kind.
+    """
+
+    storage: Storage
+    sides: Sides
+    runner: Runner
+    written: tuple[str, ...]
+    dropped: tuple[str, ...]
+    rows: list[ConflictRow] = field(default_factory=list)
+    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+
+def resolver(resolution: str | Mapping[str, str]) -> Callable[[str], str]:
+    """Return what gives the resolution of a table.
+
+    Raises:
+        OptionError: a key that is no table key, or a resolution of another name.
+    """
+    by_key = {} if isinstance(resolution, str) else dict(resolution)
+    otherwise = resolution if isinstance(resolution, str) else FAIL
+    for key in by_key:
+        layout.split_table_key(key)
+    for one in (otherwise, *by_key.values()):
+        if one not in (OURS, THEIRS, FAIL):
+            raise OptionError(
+                f"{one[:40]!r} is no resolution", expected=f"{OURS}, {THEIRS} or {FAIL}"
+            )
+    return lambda key: by_key.get(key, otherwise)
+
+
+def prepare(
+    storage: Storage,
+    source: str,
+    into: str,
+    start: Start,
+    resolve: Callable[[str], str],
+    *,
+    only_fast_forward: bool = False,
+) -> Prepared:
+    """Decide the merge of branch `source` into `into`; writes nothing.
+
+    Raises:
+        BranchNotFoundError: no such branch.
+        OptionError: a branch into itself.
+        UnsupportedError: no common commit, or no fast-forward where only that is wanted.
+        SchemaMismatchError: the source's table has other columns than the target's.
+        StorageError: the store failed.
+    """
+    if source == into:
+        raise OptionError("A branch can't be merged into itself", found=source)
+    sides = Sides.of(storage, refs.branch_named(storage, source), into)
+    if only_fast_forward and not sides.fast_forward:
+        raise UnsupportedError(
+            f"{into} has moved since {source} began: no fast-forward is possible",
+            hint="Use merge",
+        )
+    work = _Work(storage, sides, start)
+    for key in sides.changed():
+        work.add(key, resolve(key))
+    with Progress("merge", 2) as progress:
+        runner = start(storage, work.merges)
+        outcomes = runner.outcomes()
+        progress.step("rows are compared")
+        written = tuple(
+            key for key, one in outcomes.items() if one.is_written() or sides_create(sides, key)
+        )
+        dropped = tuple(work.dropped)
+        schema = engine_schema.read(storage) or EngineSchema()
+        after = After(storage, sides.target, set(written), set(dropped), runner.facts)
+        loose = edges.orphans(schema, after)
+        progress.step("edge ends are checked")
+    rows: list[ConflictRow] = [
+        *((key, None, DELETE_UPDATE, None, None, None) for key in work.whole),
+        *((key, name, ORPHAN, None, None, None) for key, name in loose),
+    ]
+    return Prepared(storage, sides, runner, written, dropped, rows, _counts(outcomes, rows))
+
+
+def sides_create(sides: Sides, key: str) -> bool:
+    """Tell whether a merge makes a table: the target hasn't got it."""
+    return key not in sides.target.tables
+
+
+def _counts(
+    outcomes: Mapping[str, Outcome], rows: Sequence[ConflictRow]
+) -> dict[tuple[str, str], int]:
+    found: Counter[tuple[str, str]] = Counter((str(row[0]), str(row[2])) for row in rows)
+    for key, one in outcomes.items():
+        found.update({(key, kind): count for kind, count in one.conflicts.items()})
+    return dict(found)
+
+
+@dataclass
+class _Work:
+    """Which tables are merged by rows, which go, and which are in conflict as a whole."""
+
+    storage: Storage
+    sides: Sides
+    start: Start
+    merges: list[TableMerge] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    whole: list[str] = field(default_factory=list)
+
+    def add(self, key: str, resolution: str) -> None:
+        """Take a table that the source changed."""
+        source, target = (key in one.tables for one in (self.sides.source, self.sides.target))
+        if self.sides.is_as_before(self.sides.target, key):  # only the source changed it
+            if source:
+                self._merge(key, resolution)
+            else:
+                self.dropped.append(key)
+        elif source and target:
+            self._merge(key, resolution)
+        elif self._is_same(key, SOURCE if source else TARGET):  # only one side did: it dropped it
+            if target:
+                self.dropped.append(key)
+        elif resolution == THEIRS:
+            if source:
+                self._merge(key, resolution)
+            else:
+                self.dropped.append(key)
+        elif resolution == FAIL:
+            self.whole.append(key)
+
+    def _merge(self, key: str, resolution: str) -> None:
+        sides = self.sides.of_table(key)
+        source, target = sides[SOURCE], sides[TARGET]
+        if source is not None and target is not None:
+            check_columns(self.storage, source, target)
+        self.merges.append(TableMerge.planned(self.storage, key, sides, self._bases(), resolution))
+
+    def _bases(self) -> list[str]:
+        return [f"b{number}" for number in range(len(self.sides.bases))]
+
+    def _is_same(self, key: str, side: str) -> bool:
+        """Tell whether a table holds the same rows as in every base."""
+        sides = self.sides.of_table(key)
+        bases = self._bases()
+        if any(sides[name] is None for name in bases):
+            return False
+        compared = {name: sides[name] for name in bases}
+        compared |= {SOURCE: sides[side], TARGET: sides[bases[0]]}
+        merge = TableMerge.planned(self.storage, key, compared, bases, FAIL)
+        (outcome,) = self.start(self.storage, [merge]).outcomes().values()
+        return not outcome.is_written() and not outcome.conflicts
+
+
+def check_columns(storage: Storage, source: TableEntry, target: TableEntry) -> None:
+    """Refuse to merge tables whose columns differ: values would be lost.
+
+    Raises:
+        SchemaMismatchError: names a column that differs.
+        StorageError: a table version can't be opened.
+    """
+    theirs, ours = (
+        {field.name: _plain(field.type) for field in _schema(storage, entry)}
+        for entry in (source, target)
+    )
+    for name in sorted({*ours, *theirs}):
+        if ours.get(name) != theirs.get(name):
+            raise SchemaMismatchError(
+                f"Column {name} of {target.table_key} isn't the same in the versions that are "
+                "merged",
+                expected=ours.get(name, "no such column"),
+                found=theirs.get(name, "no such column"),
+                hint="Make the columns of the two branches alike first",
+                table_key=target.table_key,
+                column=name,
+            )
+
+
+def _schema(storage: Storage, entry: TableEntry) -> pa.Schema:
+    return open_for_reading(storage, entry.location, entry.table_branch, entry.table_version).schema
+
+
+def _plain(kind: pa.DataType) -> str:
+    """Return a type as text; texts and lists of either width hold the same values."""
+    return str(kind).replace("large_", "")
+
+
+def publish(prepared: Prepared, options: WriteOptions) -> Committed:
+    """Write what a merge decided in one commit, whose second parent is the source's head.
+
+    Raises:
+        ExpectedVersionMismatch: somebody published to the target meanwhile; nothing was published.
+        OmnigraphError: as every write.
+    """
+    storage, sides = prepared.storage, prepared.sides
+    new = _definitions(storage, sides, prepared.written)
+    planned = plan_write(
+        storage, replace(options, mode=MERGE), {key: new.get(key) for key in prepared.written}
+    )
+    for key, target in planned.targets.items():
+        if target.version != sides.target.version(key):
+            raise ExpectedVersionMismatch(key, sides.target.version(key), target.version)
+    keys = sorted({*sides.target.tables, *planned.targets})
+    planned = replace(
+        planned,
+        expected={key: sides.target.version(key) for key in keys},
+        dropped=prepared.dropped,
+        merged_parent=sides.heads[0].graph_commit_id,
+    )
+    return commit(planned, prepared.runner.staged(planned))
+
+
+def _definitions(storage: Storage, sides: Sides, keys: Sequence[str]) -> dict[str, NewTable]:
+    """Return what is needed to create the tables that only the source has."""
+    known = engine_schema.read(storage) or EngineSchema()
+    found = {}
+    for key in keys:
+        if key in sides.target.tables:
+            continue
+        one = known.of_table(key)
+        found[key] = NewTable(
+            schema=_schema(storage, sides.source.tables[key]),
+            key=one.key if isinstance(one, NodeType) else None,
+            endpoints=(one.source, one.target) if isinstance(one, EdgeType) else None,
+            carried={each.name: each.type for each in one.properties} if one is not None else {},
+        )
+    return found

@@ -1,0 +1,258 @@
+"""The merge of single tables: read what differs, decide it, stage what the target gets.
+
+Without Spark: `Here` does it all in this process, for merges of few bytes; `merge_spark` gives the
+same functions to Spark's tasks. A table is decided in buckets, each of which has all rows of its
+ids.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from omnigraph_spark.arrow.to_table import table_schema
+from omnigraph_spark.merge import rules
+from omnigraph_spark.merge import sides as merge_sides
+from omnigraph_spark.merge.rules import DOUBLED, OURS, SOURCE, TARGET, Conflict, Decision
+from omnigraph_spark.merge.sides import Piece, Sides
+from omnigraph_spark.storage import field_map, layout
+from omnigraph_spark.storage.relocation import open_for_reading
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.plan import WritePlan
+from omnigraph_spark.write.tasks import matches, stage
+from omnigraph_spark.write.tasks.lookup import lookup
+from omnigraph_spark.write.tasks.stage import StagedTable
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+Rows = Mapping[str, pa.Table]
+"""Rows of one table by the name of the version."""
+
+
+@dataclass(frozen=True)
+class TableMerge:
+    """One table of a merge, as plain data; `bases` are names of versions in `sides`.
+
+    A table that the target hasn't got is taken from the source as it is.
+    """
+
+    table_key: str
+    sides: Sides
+    bases: tuple[str, ...]
+    resolution: str
+    pieces: tuple[Piece, ...]
+
+    @classmethod
+    def planned(
+        cls, storage: Storage, key: str, sides: Sides, bases: Sequence[str], resolution: str
+    ) -> TableMerge:
+        """Plan the merge of a table from its metadata; on the driver.
+
+        Raises:
+            VersionNotFoundError, StorageError: a table version isn't there.
+        """
+        wanted = sides if sides[TARGET] is not None else {SOURCE: sides[SOURCE]}
+        return cls(key, sides, tuple(bases), resolution, tuple(merge_sides.pieces(storage, wanted)))
+
+    def size(self) -> int:
+        """Return the bytes on disk of what has to be read."""
+        return sum(one.size * len(one.places) for one in self.pieces)
+
+    def dataset(self, storage: Storage) -> LanceDataset:
+        """Open the version whose columns the merged table has."""
+        entry = self.sides[TARGET] or self.sides[SOURCE]
+        assert entry is not None
+        return open_for_reading(storage, entry.location, entry.table_branch, entry.table_version)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the check of edge ends has to know of some ids of a table.
+
+    `gone` are ids of rows that the target loses, `came` the ids of those it gets that it hadn't;
+    of an edge table `brought` has the id, `src` and `dst` of all that it gets.
+    """
+
+    gone: pa.Array
+    came: pa.Array
+    brought: pa.Table | None
+
+
+@dataclass
+class Outcome:
+    """What the merge of a table comes to, counted."""
+
+    taken: int = 0
+    gone: int = 0
+    settled: int = 0
+    conflicts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, decided: Decision) -> None:
+        """Count one bucket's decision."""
+        self.taken += decided.taken.num_rows
+        self.gone += len(decided.gone)
+        self.settled += decided.settled
+        self.conflicts.update(kind for _, kind, *_ in decided.conflicts)
+
+    def is_written(self) -> bool:
+        """Tell whether the table gets a version; one that only settles has to be in a commit."""
+        return bool(self.taken or self.gone or self.settled)
+
+
+class Runner(Protocol):
+    """Runs the merges of tables somewhere; what it decided it keeps until it is closed."""
+
+    def outcomes(self) -> dict[str, Outcome]:
+        """Decide all tables; returns what each comes to."""
+        ...
+
+    def facts(self, key: str) -> Iterable[Facts]:
+        """Return what edges have to know of a table, in pieces of bounded size."""
+        ...
+
+    def staged(self, plan: WritePlan) -> list[StagedTable]:
+        """Write what the target's tables get as fragments; commits nothing."""
+        ...
+
+
+def rows_of(storage: Storage, merge: TableMerge, pieces: Iterable[Piece]) -> dict[str, pa.Table]:
+    """Read pieces of a table: the rows by version, in the columns of the merged table.
+
+    Raises:
+        SchemaMismatchError, IntegrityError: a version holds what the table's schema can't.
+        StorageError: the store failed.
+    """
+    schema = merge.dataset(storage).schema
+    read = table_schema(schema)
+    batches: dict[str, list[pa.RecordBatch]] = {side: [] for side in merge.sides}
+    for piece in pieces:
+        for side, batch in merge_sides.read(storage, piece, schema, merge.table_key):
+            batches[side].append(batch)
+    return {side: pa.Table.from_batches(found, read) for side, found in batches.items()}
+
+
+def columns(storage: Storage, merge: TableMerge) -> pa.Schema:
+    """Return the columns of what `rows_of` reads."""
+    return table_schema(merge.dataset(storage).schema)
+
+
+def decided(storage: Storage, merge: TableMerge, rows: Rows) -> Decision:
+    """Decide some ids of a table, `rows` having all of theirs.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    if merge.sides[TARGET] is None:
+        new = rows[SOURCE]
+        none = pa.array([], pa.utf8())
+        zeros = np.zeros(new.num_rows, dtype=np.int64)
+        return Decision(new, zeros, none, np.zeros(0, dtype=np.int64), ())
+    found = rules.decide(rows, merge.bases, merge.resolution)
+    return _without_doubles(merge, merge.dataset(storage), found)
+
+
+def _without_doubles(merge: TableMerge, target: LanceDataset, found: Decision) -> Decision:
+    """Return a decision without ids of which the target holds more rows than were compared.
+
+    Those are doubled: a row of each is the same in all versions, and it can't be told which of them
+    is meant.
+    """
+    new = found.taken["id"].combine_chunks()
+    ids = pa.concat_arrays([new, found.gone.cast(new.type)])
+    if not len(ids):
+        return found
+    stored = np.bincount(lookup(target, ids).positions, minlength=len(ids))
+    expected = np.concatenate([found.replaced, found.gone_rows])
+    doubled = (stored != expected) | (np.arange(len(ids)) < len(new)) & (expected > 1)
+    if not doubled.any():
+        return found
+    kept = pa.array(~doubled)
+    conflicts: list[Conflict] = [
+        (one, DOUBLED, None, None, None) for one in ids.filter(pa.array(doubled)).to_pylist()
+    ]
+    is_ours = merge.resolution == OURS
+    first, rest = kept.slice(0, len(new)), kept.slice(len(new))
+    return Decision(
+        taken=found.taken.filter(first),
+        replaced=found.replaced[first.to_numpy(zero_copy_only=False)],
+        gone=found.gone.filter(rest),
+        gone_rows=found.gone_rows[rest.to_numpy(zero_copy_only=False)],
+        conflicts=found.conflicts if is_ours else (*found.conflicts, *conflicts),
+        settled=found.settled + (len(conflicts) if is_ours else 0),
+    )
+
+
+def facts_of(merge: TableMerge, found: Decision) -> Facts:
+    """Return what edges have to know of a decision."""
+    new = found.taken["id"].filter(pa.array(found.replaced == 0)).combine_chunks()
+    brought = None
+    if layout.is_edge(merge.table_key):
+        brought = found.taken.select(["id", "src", "dst"])
+    return Facts(found.gone, new, brought)
+
+
+def staged_rows(plan: WritePlan, merge: TableMerge, found: Decision) -> list[StagedTable]:
+    """Write what the target gets of a decision as fragments, and name what it loses.
+
+    Raises:
+        IntegrityError, StorageError: as `stage.stage`; files so far stay unreferenced.
+    """
+    target = plan.targets[merge.table_key]
+    alone = replace(plan, targets={merge.table_key: target})
+    staged = stage.stage(alone, [(merge.table_key, one) for one in found.taken.to_batches()])
+    if len(found.gone):
+        dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
+        gone = lookup(dataset, found.gone).addresses
+        none = np.empty(0, dtype=np.uint64)
+        fields = field_map.of_dataset(dataset)
+        named = matches.of_addresses(gone, none)
+        staged.append(StagedTable(merge.table_key, (), 0, 0, fields, named, ("id",)))
+    return staged
+
+
+class Here:
+    """Merges tables in this process: for what is small, where a job of Spark's would cost more.
+
+    `rows_read` counts, by table and version, the rows that were compared.
+    """
+
+    def __init__(self, storage: Storage, merges: Sequence[TableMerge]) -> None:
+        self._storage = storage
+        self._merges = {one.table_key: one for one in merges}
+        self._decided: dict[str, Decision] = {}
+        self.rows_read: dict[str, dict[str, int]] = {}
+
+    def outcomes(self) -> dict[str, Outcome]:
+        """Decide all tables; returns what each comes to."""
+        found = {}
+        for key, merge in self._merges.items():
+            rows = rows_of(self._storage, merge, merge.pieces)
+            self.rows_read[key] = {side: table.num_rows for side, table in rows.items()}
+            self._decided[key] = decided(self._storage, merge, rows)
+            found[key] = Outcome()
+            found[key].add(self._decided[key])
+        return found
+
+    def facts(self, key: str) -> Iterable[Facts]:
+        """Return what edges have to know of a table."""
+        return [facts_of(self._merges[key], self._decided[key])]
+
+    def staged(self, plan: WritePlan) -> list[StagedTable]:
+        """Write what the target's tables get as fragments; commits nothing."""
+        return [
+            one
+            for key in plan.targets
+            for one in staged_rows(plan, self._merges[key], self._decided[key])
+        ]
+
+    def conflicts(self) -> Iterator[tuple[str | None, ...]]:
+        """Yield the conflicts: (table key, id, kind, base, ours, theirs)."""
+        for key, found in self._decided.items():
+            for one in found.conflicts:
+                yield (key, *one)

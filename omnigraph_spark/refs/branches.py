@@ -1,0 +1,276 @@
+"""Make and delete graph branches (PROTOCOL 21 to 23); runs on the driver, once per call.
+
+A graph branch is a Lance branch of `__manifest`, with one of `_graph_commits.lance` beside it;
+tables are forked later, at their first write (FORMAT, "Tree"). What makes a branch exist is its ref
+in `__manifest`: it is made last and removed first.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import logging
+import random
+import time
+
+import pyarrow.compute as pc
+
+from omnigraph_spark.errors import BranchNotFoundError, OptionError, StorageError, UnsupportedError
+from omnigraph_spark.history.publishes import fork_of
+from omnigraph_spark.manifest import crash_records
+from omnigraph_spark.manifest.publisher import Publish, publish
+from omnigraph_spark.manifest.rows import VERSION
+from omnigraph_spark.manifest.snapshot import Snapshot, load, open_manifest, read_rows
+from omnigraph_spark.manifest.writable import open_for_writing
+from omnigraph_spark.refs import forks, refs, tags
+from omnigraph_spark.refs.refs import Resolved
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.lance_errors import (
+    DatasetNotFoundError,
+    Outcome,
+    outcome_of,
+    translated,
+)
+from omnigraph_spark.storage.relocation import open_for_reading
+from omnigraph_spark.storage.store import Storage
+
+_MOST_GRACES = 6
+_CREATOR_SECONDS = 1.0
+"""How long a folder without a ref may be somebody's who is about to write the ref."""
+
+_log = logging.getLogger(__name__)
+
+
+def create_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
+    """Make the graph branch `name` at a ref; tables are shared until they are written to.
+
+    What a deleted branch of the same name left of its table forks is removed first: their version
+    numbers would overlap with the new ones (PROTOCOL 21).
+
+    Raises:
+        OptionError: the name is hostile, reserved, or taken.
+        BranchNotFoundError, VersionNotFoundError: the ref isn't there.
+        UnsupportedManifestVersion, RecoveryPendingError, UnsupportedError: the graph can't be
+            written.
+        StorageError: the store failed; a half-made branch is finished by calling this again.
+    """
+    layout.check_branch_name(name)
+    if name == layout.MAIN:
+        raise OptionError("main is there already", expected="another name")
+    parent = open_for_writing(storage, from_ref.branch)
+    crash_records.refuse_foreign(storage)
+    version = int(parent.version) if from_ref.version is None else from_ref.version
+    if has_branch(storage, name):
+        raise _taken(name)
+    snapshot = load(storage, from_ref.branch, version)
+    try:
+        _remove_leftovers(storage, name, snapshot)
+        _clone_lineage(storage, name, from_ref)
+        _clone(storage, layout.MANIFEST, name, (from_ref.branch, version))
+    except OptionError:
+        _mend_lineage(storage, name)
+        raise
+
+
+def ensure_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
+    """Make the graph branch `name` at a ref unless it is there; of several callers one makes it.
+
+    Raises:
+        OptionError, VersionNotFoundError, UnsupportedError, StorageError: as `create_branch`.
+    """
+    try:
+        if not has_branch(storage, name):
+            create_branch(storage, name, from_ref)
+    except OptionError:
+        if not has_branch(storage, name):
+            raise
+
+
+def has_branch(storage: Storage, name: str) -> bool:
+    """Tell whether the graph has a branch.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        StorageError: the store failed.
+    """
+    return name in {branch.name for branch in refs.list_branches(storage)}
+
+
+def _remove_leftovers(storage: Storage, name: str, snapshot: Snapshot) -> None:
+    """Remove the forks that a deleted branch of this name left; not its `__manifest`, see `_clone`.
+
+    Raises:
+        OptionError: somebody else made the branch meanwhile: those forks are no leftovers.
+    """
+    names = [branch.name for branch in refs.list_branches(storage)]
+    for place in (layout.GRAPH_COMMITS, *refs.all_locations(storage, snapshot)):
+        if not forks.is_there(storage, place, name):
+            continue
+        if _is_made(storage, name, place):
+            raise _taken(name)
+        _log.warning("removing the fork %s of %s, left over from a deleted branch", name, place)
+        forks.remove_fork(storage, place, name, keep=names)
+
+
+def _is_made(storage: Storage, name: str, place: str) -> bool:
+    """Tell whether a branch whose fork is there is there, or is made meanwhile.
+
+    Who makes a branch makes that of the lineage first, and no other fork.
+    """
+    if place != layout.GRAPH_COMMITS:
+        return has_branch(storage, name)
+    return forks.is_listed_soon(storage, layout.MANIFEST, name, _CREATOR_SECONDS)
+
+
+def _mend_lineage(storage: Storage, name: str) -> None:
+    """Make the lineage of somebody else's branch again, if it was taken for left over meanwhile."""
+    if not forks.is_listed_soon(storage, layout.MANIFEST, name, _CREATOR_SECONDS):
+        return  # no branch: who makes it next removes what there is
+    whole = storage.has_dataset(layout.GRAPH_COMMITS, name)
+    if whole or not storage.has_dataset(layout.GRAPH_COMMITS):
+        return
+    origin = fork_of(storage, name)
+    assert origin is not None
+    names = [branch.name for branch in refs.list_branches(storage)]
+    forks.remove_fork(storage, layout.GRAPH_COMMITS, name, keep=names)
+    with contextlib.suppress(OptionError):  # another one mended it
+        _clone_lineage(storage, name, Resolved(origin.parent, origin.version))
+
+
+def _remove_forks(storage: Storage, name: str, *snapshots: Snapshot) -> bool:
+    """Remove all there is of a branch, `__manifest` first; tell whether there was something."""
+    names = [branch.name for branch in refs.list_branches(storage)]
+    places = (layout.MANIFEST, layout.GRAPH_COMMITS, *refs.all_locations(storage, *snapshots))
+    removed = [forks.remove_fork(storage, place, name, keep=names) for place in places]
+    return any(removed)
+
+
+def _lineage_at(storage: Storage, ref: Resolved) -> int | None:
+    """Return the newest version of a branch's lineage without commits above a ref (None: newest).
+
+    A branch made in the past would otherwise inherit rows of publishes that it hasn't got. Versions
+    of the log only ever add rows, so the last fitting one is found by halves.
+    """
+    if ref.version is None or not storage.has_dataset(layout.GRAPH_COMMITS, ref.branch):
+        return None
+    kept = refs.kept_versions(storage, layout.GRAPH_COMMITS, ref.branch)
+
+    def is_above(number: int) -> bool:
+        log = open_for_reading(
+            storage, layout.GRAPH_COMMITS, layout.lance_branch(ref.branch), number
+        )
+        with translated(f"Reading version {number} of the lineage"):
+            newest = pc.max(log.to_table(columns=["manifest_version"])["manifest_version"]).as_py()
+        return newest is not None and newest > ref.version
+
+    place = bisect.bisect_left(kept, True, key=is_above)
+    return kept[place - 1] if place else None
+
+
+def _clone_lineage(storage: Storage, name: str, from_ref: Resolved) -> None:
+    at = (from_ref.branch, _lineage_at(storage, from_ref))
+    _clone(storage, layout.GRAPH_COMMITS, name, at)
+
+
+def _clone(storage: Storage, location: str, name: str, at: tuple[str, int | None]) -> None:
+    """Make the Lance branch of `__manifest` or of the lineage.
+
+    Raises:
+        OptionError: somebody else made it at the same time.
+        StorageError: the store failed, or a folder without a ref is there that isn't a mere clone.
+    """
+    try:
+        main = storage.dataset(location)
+    except DatasetNotFoundError:
+        return  # no lineage yet: its branch is made with its first row
+    if forks.is_there(storage, location, name):
+        if forks.is_listed_soon(storage, location, name, _CREATOR_SECONDS):
+            raise _taken(name)
+        # A creator died between the clone and its ref (PROTOCOL 22).
+        forks.remove_dead_fork(storage, location, name)
+    try:
+        with translated(f"Making branch {name} of {location}"):
+            main.create_branch(name, at)
+    except StorageError as error:
+        # What the second of two at the same time gets depends on how far the first has come.
+        outcome = outcome_of(error.__cause__ or error)
+        if outcome in (Outcome.CONFLICT, Outcome.NOT_FOUND) and forks.is_listed_soon(
+            storage, location, name, _CREATOR_SECONDS
+        ):
+            raise _taken(name) from error
+        raise
+
+
+def _taken(name: str) -> OptionError:
+    return OptionError(f"Branch {name} is there already", expected="another name")
+
+
+def delete_branch(storage: Storage, name: str, grace_seconds: float = 10.0) -> None:
+    """Delete a graph branch and its table forks; other branches and `main` keep all they have.
+
+    A closing mark is published first (all guards again), so that a writer that is about to publish
+    loses; writers that are committing are waited for (PROTOCOL 23).
+
+    Raises:
+        BranchNotFoundError: the graph has no such branch.
+        UnsupportedError: it is `main`, or another branch or a tag needs it.
+        StorageError: the store failed; calling this again finishes it.
+    """
+    if name == layout.MAIN:
+        raise UnsupportedError("main can't be deleted")
+    layout.check_branch_name(name)
+    if not has_branch(storage, name):
+        if _remove_forks(storage, name):
+            _log.warning("removed what an unfinished deletion of branch %s had left", name)
+            return
+        names = [branch.name for branch in refs.list_branches(storage)]
+        raise BranchNotFoundError(
+            f"The graph has no branch {name[:80]!r}", expected=", ".join(names[:60])
+        )
+    _refuse_needed(storage, name)
+    snapshot = load(storage, name)
+    tags.remove_leftovers(storage)
+    _close(storage, name, frozenset(snapshot.locations), grace_seconds)
+    _remove_forks(storage, name, snapshot)
+
+
+def _refuse_needed(storage: Storage, name: str) -> None:
+    """Refuse to delete a branch that others descend from, or whose forks others pin (DESIGN 8)."""
+    for branch in refs.list_branches(storage):
+        if branch.parent == name:
+            raise UnsupportedError(
+                f"Branch {branch.name} descends from {name}", hint=f"Delete {branch.name} first"
+            )
+        if branch.name != name and _pins(storage, branch.name, name):
+            raise UnsupportedError(
+                f"Branch {branch.name} reads table versions that live in forks of {name}",
+                hint=f"Keep {name}, or delete {branch.name} first",
+            )
+    for tag in refs.list_tags(storage):
+        if tag.branch == name:
+            raise UnsupportedError(
+                f"Tag {tag.name} names a version of branch {name}", hint="Delete the tag first"
+            )
+
+
+def _pins(storage: Storage, branch: str, fork: str) -> bool:
+    rows = read_rows(open_manifest(storage, branch))
+    return any(
+        kind == VERSION and table_branch == fork
+        for kind, table_branch in zip(
+            rows["object_type"].to_pylist(), rows["table_branch"].to_pylist(), strict=True
+        )
+    )
+
+
+def _close(storage: Storage, name: str, keys: frozenset[str], grace_seconds: float) -> None:
+    """Publish the closing mark, then wait for writers of the branch that give signs of life."""
+    publish(storage, Publish(name, new_ulid(), (), guards=keys))
+    end = time.monotonic() + _MOST_GRACES * grace_seconds
+    while time.monotonic() < end:
+        alive = [r for r in crash_records.others(storage, "") if r.branch == name]
+        if not alive:
+            return
+        _log.info("waiting for %d writer(s) of branch %s", len(alive), name)
+        time.sleep(random.uniform(0.5, 1.0) * min(0.2, grace_seconds / 10))

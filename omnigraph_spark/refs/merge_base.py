@@ -1,0 +1,105 @@
+"""Where two branches last had the same content: their newest common commits; without Spark.
+
+Runs on the driver, once per merge; reads the lineage of both branches and of what was merged into
+them. A publish whose lineage row is missing (its writer died between the two) gets it first.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from omnigraph_spark.errors import UnsupportedError
+from omnigraph_spark.history import commits
+from omnigraph_spark.history.commits import Commit
+from omnigraph_spark.history.publishes import publishes_between
+from omnigraph_spark.manifest.snapshot import Snapshot
+from omnigraph_spark.storage.store import Storage
+
+_log = logging.getLogger(__name__)
+
+
+def head_commit(storage: Storage, snapshot: Snapshot) -> Commit:
+    """Return the commit of a branch's head, `snapshot` being that head.
+
+    Raises:
+        UnsupportedError: the graph has no lineage.
+        StorageError: the store failed.
+    """
+    branch, version = snapshot.branch, snapshot.graph_version
+    own = commits.read_commits(storage, branch)
+    newest = own[-1].manifest_version if own else 0
+    missing = publishes_between(storage, branch, newest, version + 1)
+    if missing:
+        commits.record(storage, branch, missing[-1])
+        own = commits.read_commits(storage, branch)
+    own = [commit for commit in own if commit.manifest_version <= version]
+    if not own:
+        raise UnsupportedError(
+            f"Branch {branch} has no commits in the lineage",
+            hint="Write to main once: the first write of this connector makes the lineage",
+        )
+    return own[-1]
+
+
+def merge_bases(storage: Storage, source: Commit, target: Commit) -> list[Commit]:
+    """Return the newest commits that both descend from, through merges too; the newest first.
+
+    There is one, but where branches were merged crosswise: then none of them knows the others, and
+    a row that they don't agree on can't be decided.
+
+    Raises:
+        UnsupportedError: they have no common commit, or the newest one was made on a branch that is
+            deleted.
+        StorageError: the store failed.
+    """
+    known: dict[str, Commit] = {}
+    common = _ancestors(storage, source, known) & _ancestors(storage, target, known)
+    inner = {parent for name in common & known.keys() for parent in _parents(known[name])}
+    newest = common - inner
+    if not newest:
+        raise UnsupportedError(
+            f"{source.branch} and {target.branch} have no common commit in the lineage"
+        )
+    lost = sorted(newest - known.keys())
+    if lost:
+        # With an older base, what one side has undone since would come back unnoticed.
+        raise UnsupportedError(
+            f"{source.branch} and {target.branch} both merged commit {lost[0]}, whose branch is "
+            "deleted: what they have changed since can't be told",
+            expected="the newest common commit on a branch that is there",
+            hint="Compare the two with OmniGraph.diff and write the rows that you want",
+        )
+    if len(newest) > 1:
+        _log.warning("%s and %s were merged crosswise", source.branch, target.branch)
+    found = [known[name] for name in newest]
+    return sorted(found, key=lambda one: (one.created_at, one.graph_commit_id), reverse=True)
+
+
+def _parents(commit: Commit) -> list[str]:
+    both = (commit.parent_commit_id, commit.merged_parent_commit_id)
+    return [one for one in both if one is not None]
+
+
+def _ancestors(storage: Storage, start: Commit, known: dict[str, Commit]) -> set[str]:
+    """Return the ids of a commit and all it descends from.
+
+    `known` gets the commits; one that was merged from a branch deleted since has its id only.
+    """
+    for one in commits.read_commits(storage, start.branch):
+        known.setdefault(one.graph_commit_id, one)
+    found: set[str] = set()
+    left = [start.graph_commit_id]
+    while left:
+        name = left.pop()
+        if name in found:
+            continue
+        found.add(name)
+        if name not in known:
+            other = commits.find_commit(storage, name)
+            if other is None:
+                continue
+            for one in commits.read_commits(storage, other.branch):
+                known.setdefault(one.graph_commit_id, one)
+            known.setdefault(name, other)  # a row that the lineage leaves out
+        left += _parents(known[name])
+    return found

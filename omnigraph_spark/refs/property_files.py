@@ -1,0 +1,189 @@
+"""Keep the schema files in step with tables whose columns come and go; on the driver.
+
+There is one schema for all branches, and the engine takes a property of it that a branch's table
+lacks for damage, while it ignores a column that the schema doesn't name (FACTS 47). So a property
+is named only once the newest version of the table on every branch has its column: after the publish
+that adds it, and no longer from before the publish that drops it. A write that dies in between
+leaves a column that the engine doesn't see, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from omnigraph_spark import schema as engine_schema
+from omnigraph_spark.errors import OmnigraphError, PublishOutcomeUnknown
+from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.refs import refs
+from omnigraph_spark.schema import edits
+from omnigraph_spark.schema.model import (
+    SYSTEM_COLUMNS,
+    Constraint,
+    EngineSchema,
+    LeftOut,
+    Property,
+    engine_type_of,
+)
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.relocation import open_for_reading
+from omnigraph_spark.storage.store import Storage
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """What `forget` took out of a type: properties, and the rules that named them."""
+
+    properties: tuple[Property, ...] = ()
+    rules: tuple[Constraint, ...] = ()
+
+
+def forget(storage: Storage, table_key: str, names: frozenset[str]) -> Forgotten:
+    """Take properties out of the schema files, before their columns go; returns what was there.
+
+    Raises:
+        CorruptManifestError, UnsupportedError: the files can't be changed by this version, or a
+            property comes from an interface.
+        StorageError: the store failed.
+    """
+    schema = engine_schema.read(storage)
+    there = None if schema is None else schema.of_table(table_key)
+    if there is None or not names & {one.name for one in there.properties}:
+        return Forgotten()
+    engine_schema.change(
+        storage,
+        lambda text: None if text is None else edits.drop_properties(text, table_key, names),
+    )
+    return Forgotten(
+        tuple(one for one in there.properties if one.name in names),
+        tuple(rule for rule in there.rules if names & set(rule.columns)),
+    )
+
+
+def name_added(
+    storage: Storage,
+    properties: Mapping[str, tuple[Property, ...]],
+    rules: Mapping[str, tuple[Constraint, ...]] | None = None,
+) -> None:
+    """Name columns as properties in the schema files, those that the table has on every branch.
+
+    `rules` of the same tables come with them, where all columns that they name are properties. May
+    be called again, and names then what was left out before.
+
+    Raises:
+        CorruptManifestError, UnsupportedError: the files can't be changed by this version.
+        StorageError: the store failed.
+    """
+    of_rules = rules or {}
+    schema = engine_schema.read(storage) or EngineSchema()
+    properties = {
+        key: tuple(one for one in new if not _is_named(schema, key, one))
+        for key, new in properties.items()
+    }
+    everywhere = {key: _everywhere(storage, key, new) for key, new in properties.items() if new}
+    if not any(everywhere.values()):
+        return
+
+    def changed(text: str | None) -> str | None:
+        for key, new in everywhere.items():
+            text = (
+                text
+                if text is None
+                else edits.add_properties(text, key, new, of_rules.get(key, ()))
+            )
+        return text
+
+    engine_schema.change(storage, changed)
+
+
+def _is_named(schema: EngineSchema, table_key: str, one: Property) -> bool:
+    there = schema.of_table(table_key)
+    return there is not None and any(p.name == one.name for p in there.properties)
+
+
+@contextlib.contextmanager
+def in_step(storage: Storage, schemas: Mapping[str, pa.Schema]) -> Iterator[None]:
+    """Let a publish give tables other columns: `schemas` are what they have after it.
+
+    Properties without a column leave the schema files before, and come back if the publish fails;
+    columns that they don't name are named after it, by what their types tell.
+
+    Raises:
+        CorruptManifestError, UnsupportedError, StorageError: as `forget`; what comes after the
+            publish is only logged.
+    """
+    known = engine_schema.read(storage) or EngineSchema()
+    forgotten = {}
+    for key, schema in schemas.items():
+        there = known.of_table(key)
+        names = {one.name for one in there.properties} if there is not None else set()
+        forgotten[key] = forget(storage, key, frozenset(names - set(schema.names)))
+    try:
+        yield
+    except PublishOutcomeUnknown:
+        raise
+    except OmnigraphError:
+        quietly_name(storage, forgotten)
+        raise
+    found = {key: Forgotten(_told(key, schema)) for key, schema in schemas.items()}
+    quietly_name(storage, found)
+
+
+def _told(table_key: str, schema: pa.Schema) -> tuple[Property, ...]:
+    """Return a table's columns as the properties that their types tell of."""
+    kind, _ = layout.split_table_key(table_key)
+    engine = {
+        field.name: engine_type_of(field, {})
+        for field in schema
+        if field.name not in SYSTEM_COLUMNS[kind]
+    }
+    return tuple(Property(n, e) for n, e in engine.items() if not isinstance(e, LeftOut))
+
+
+def quietly_name(storage: Storage, what: Mapping[str, Forgotten]) -> None:
+    """Name properties (again); what can't be, the engine doesn't see, and it is logged."""
+    properties = {key: one.properties for key, one in what.items() if one.properties}
+    if not properties:
+        return
+    try:
+        name_added(storage, properties, {key: one.rules for key, one in what.items()})
+    except OmnigraphError as error:
+        _log.warning("The schema files don't name all columns of %s: %s", ", ".join(what), error)
+
+
+def _everywhere(
+    storage: Storage, key: str, properties: tuple[Property, ...]
+) -> tuple[Property, ...]:
+    left = list(properties)
+    for branch, schema in table_schemas(storage, key):
+        for one in [p for p in left if not _has(schema, p)]:
+            left.remove(one)
+            _log.warning(
+                "%s.%s is a column that the engine doesn't see: the table of branch %s lacks it",
+                key,
+                one.name,
+                branch,
+            )
+    return tuple(left)
+
+
+def table_schemas(storage: Storage, key: str) -> Iterator[tuple[str, pa.Schema]]:
+    """Yield (branch, schema of the table's newest version) for each branch that has the table."""
+    for branch in refs.list_branches(storage):
+        entry = load(storage, branch.name).tables.get(key)
+        if entry is not None:
+            place = (entry.location, entry.table_branch, entry.table_version)
+            yield branch.name, open_for_reading(storage, *place).schema
+
+
+def _has(schema: pa.Schema, one: Property) -> bool:
+    if one.name not in schema.names:
+        return False
+    there, wanted = schema.field(one.name), one.arrow_field()
+    return str(there.type) == str(wanted.type) and bool(there.nullable == wanted.nullable)

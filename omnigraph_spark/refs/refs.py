@@ -1,0 +1,336 @@
+"""What a ref means: a branch and one of its graph versions; on the driver, nothing is written.
+
+A ref is a branch (its head), a branch and a version on its lineage, a commit id, a tag, or a branch
+and a point in time (DESIGN 3 and 8). Graph versions count per branch; a branch's lineage below its
+fork is its parent's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, NamedTuple
+
+from omnigraph_spark.errors import (
+    BranchNotFoundError,
+    OptionError,
+    StorageError,
+    VersionNotFoundError,
+)
+from omnigraph_spark.manifest import snapshot
+from omnigraph_spark.refs import times
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
+from omnigraph_spark.storage.store import Storage
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+_COMMIT_ID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}\Z")
+_NUMBER = re.compile(r"\d{1,19}\Z")
+_SHOWN = 30
+
+
+class Resolved(NamedTuple):
+    """A branch and a graph version of it; None is the branch's head at the time of loading."""
+
+    branch: str
+    version: int | None
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A graph branch, its parent, and the parent's version it was forked at (`main`: None)."""
+
+    name: str
+    parent: str | None
+    parent_version: int | None
+    created_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A tag: a name for one graph version of one branch."""
+
+    name: str
+    branch: str
+    version: int
+    created_at: datetime | None = None
+
+
+def list_branches(storage: Storage) -> list[Branch]:
+    """Return the graph's branches, `main` first, the rest by name.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        StorageError: the store failed.
+    """
+    with translated("Listing the branches of __manifest"):
+        found = snapshot.open_main(storage).branches.list()
+    branches = [
+        Branch(
+            name=name,
+            parent=ref.get("parent_branch") or layout.MAIN,
+            parent_version=ref.get("parent_version"),
+            created_at=_from_seconds(ref.get("create_at")),
+        )
+        for name, ref in sorted(found.items())
+    ]
+    return [Branch(layout.MAIN, None, None, None), *branches]
+
+
+def list_tags(storage: Storage) -> list[Tag]:
+    """Return the graph's tags (Lance tags of `__manifest`) by name.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        StorageError: the store failed.
+    """
+    return _tags(snapshot.open_main(storage))
+
+
+def _tags(main: LanceDataset) -> list[Tag]:
+    with translated("Listing the tags of __manifest"):
+        found = main.tags.list()
+    return [
+        Tag(
+            name, tag.get("branch") or layout.MAIN, int(tag["version"]), _utc(tag.get("created_at"))
+        )
+        for name, tag in sorted(found.items())
+    ]
+
+
+def branch_named(storage: Storage, name: str) -> str:
+    """Return the name of a branch that is there.
+
+    Raises:
+        BranchNotFoundError: it isn't; what exists is listed.
+        GraphNotFoundError, StorageError: as the names say.
+    """
+    names = [branch.name for branch in list_branches(storage)]
+    if name not in names:
+        raise BranchNotFoundError(
+            f"The graph has no branch {name[:80]!r}", expected=", ".join(names[: 2 * _SHOWN])
+        )
+    return name
+
+
+def all_locations(storage: Storage, *snapshots: snapshot.Snapshot) -> list[str]:
+    """Return the places of all tables that any branch, or one of the snapshots, knows.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        StorageError: the store failed.
+    """
+    found = {place for one in snapshots for place in one.locations.values()}
+    for branch in list_branches(storage):
+        found |= set(snapshot.load(storage, branch.name).locations.values())
+    return sorted(found)
+
+
+def resolve(
+    storage: Storage,
+    branch: str = layout.MAIN,
+    branch_given: bool = False,
+    version_as_of: str | None = None,
+    timestamp_as_of: str | None = None,
+) -> Resolved:
+    """Return the branch and version that a read's options mean; once per load.
+
+    Args:
+        storage: The graph.
+        branch: The option `branch`.
+        branch_given: Whether the user gave it: a commit id or tag of another branch is then
+            refused.
+        version_as_of: A graph version, a commit id (26-character ULID) or a tag.
+        timestamp_as_of: ISO 8601 with a zone, or epoch milliseconds.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        BranchNotFoundError: the graph has no such branch; what exists is listed.
+        VersionNotFoundError: no such version, commit or tag, or no commit at or before the time.
+        OptionError: a malformed time or zone, or a commit id or tag of another branch.
+        StorageError: the store failed.
+    """
+    if version_as_of is not None:
+        return _resolve_version(storage, branch, branch_given, version_as_of.strip())
+    if timestamp_as_of is not None:
+        return _resolve_time(storage, branch, timestamp_as_of, "timestampAsOf")
+    return Resolved(branch, None)
+
+
+def named(storage: Storage, text: str) -> Resolved:
+    """Return what the text of a ref means; on the driver.
+
+    A branch's name is its head, `branch@7` a version on its lineage, `branch@2024-01-31T12:00:00Z`
+    the last one at or before that time; else a tag or a commit id, or a version or time of `main`.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        BranchNotFoundError, VersionNotFoundError: nothing of that name; what exists is listed.
+        OptionError: a malformed time, or one without a zone.
+        StorageError: the store failed.
+    """
+    text = text.strip()
+    if text in {branch.name for branch in list_branches(storage)}:
+        return Resolved(text, None)
+    branch, mark, version = text.rpartition("@")
+    if times.is_like_time(version):
+        return _resolve_time(storage, branch if mark else layout.MAIN, version, "The ref")
+    if mark:
+        return _resolve_version(storage, branch, True, version)
+    if _NUMBER.match(text):
+        return _resolve_version(storage, layout.MAIN, False, text)
+    found = _named(storage, text)
+    return _existing(storage, found, found.branch)
+
+
+def _resolve_version(storage: Storage, branch: str, branch_given: bool, text: str) -> Resolved:
+    if _NUMBER.match(text):
+        return _existing(storage, _on_lineage(storage, branch, int(text)), branch)
+    named = _named(storage, text)
+    if branch_given and named.branch != branch:
+        raise OptionError(
+            f"versionAsOf {text[:60]!r} is on branch {named.branch}",
+            expected=f"a version of branch {branch}",
+            hint="Leave branch out: a commit id or a tag names its branch",
+        )
+    return _existing(storage, named, named.branch)
+
+
+def _named(storage: Storage, text: str) -> Resolved:
+    """Return what a commit id or a tag names."""
+    from omnigraph_spark.history import commits
+
+    tags = list_tags(storage)
+    for tag in tags:
+        if tag.name == text:
+            return Resolved(tag.branch, tag.version)
+    if _COMMIT_ID.match(text):
+        commit = commits.find_commit(storage, text)
+        if commit is not None:
+            return Resolved(commit.manifest_branch or layout.MAIN, commit.manifest_version)
+    names = ", ".join(tag.name for tag in tags[:_SHOWN])
+    raise VersionNotFoundError(
+        f"The graph has no version, commit or tag {text[:60]!r}",
+        expected="a branch, a graph version (a number), a commit id (26 characters)"
+        + (f", or one of the tags {names}" if names else "; there are no tags"),
+        hint="The metadata frame `history` lists versions and commits",
+    )
+
+
+def _on_lineage(storage: Storage, branch: str, version: int) -> Resolved:
+    """Return the branch that holds a version of `branch`'s lineage: below the fork its parent."""
+    branches = {one.name: one for one in list_branches(storage)}
+    if branch not in branches:
+        raise BranchNotFoundError(
+            f"The graph has no branch {branch[:80]!r}",
+            expected=", ".join([*branches][: 2 * _SHOWN]),
+        )
+    current = branches[branch]
+    while current.parent is not None and version < (current.parent_version or 0):
+        current = branches.get(current.parent, branches[layout.MAIN])
+    return Resolved(current.name, version)
+
+
+def on_lineage(storage: Storage, branch: str, version: str) -> Resolved:
+    """Return what `version` means on a branch's lineage: the branch or one of its ancestors.
+
+    It is a graph version, a commit id, a tag, or a time.
+
+    Raises:
+        VersionNotFoundError: no such version, commit or tag, or no commit at or before the time.
+        OptionError: it is a version of another branch, or made after this one began; or a
+            malformed time.
+    """
+    if times.is_like_time(version):
+        at = _resolve_time(storage, branch, version, "The version")
+        return at if at.version is not None else _head(storage, branch)
+    found = resolve(storage, branch, version_as_of=version)
+    assert found.version is not None
+    try:
+        inherited = resolve(storage, branch, version_as_of=str(found.version))
+    except VersionNotFoundError:
+        inherited = None
+    if found != inherited:
+        raise OptionError(
+            f"{version[:60]!r} is version {found.version} of {found.branch}, which branch {branch} "
+            "never had",
+            expected=f"a version of {branch}, or of a parent before the branch began",
+        )
+    return found
+
+
+def _head(storage: Storage, branch: str) -> Resolved:
+    return Resolved(branch, snapshot.head_version(storage, branch))
+
+
+def _existing(storage: Storage, ref: Resolved, asked: str) -> Resolved:
+    """Return `ref` if that version is there.
+
+    Raises:
+        VersionNotFoundError: it isn't; the versions that are there are listed.
+    """
+    try:
+        storage.dataset(layout.MANIFEST, ref.branch, ref.version)
+    except StorageError as error:
+        # Lance's words for a missing version 0 are those of a race between two creators.
+        if not isinstance(error, DatasetNotFoundError) and ref.version != 0:
+            raise
+        there = kept_versions(storage, layout.MANIFEST, ref.branch)
+        raise VersionNotFoundError(
+            f"Branch {asked} has no graph version {ref.version}",
+            expected=f"one of {_ranges(there)} on branch {ref.branch}" if there else None,
+            hint="The metadata frame `history` lists versions and commits",
+        ) from error
+    return ref
+
+
+def _resolve_time(storage: Storage, branch: str, text: str, option: str) -> Resolved:
+    from omnigraph_spark.history import commits
+
+    head = snapshot.head_version(storage, branch)
+    line = commits.complete(storage, branch, head)
+    found = times.last_at(line, branch, text, option)
+    if found is line[-1]:
+        return Resolved(branch, None)
+    return _existing(storage, _on_lineage(storage, branch, found.manifest_version), branch)
+
+
+def kept_versions(storage: Storage, location: str, branch: str | None) -> list[int]:
+    """Return the versions of a dataset's branch that are there, ascending; lists file names only.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    branch = layout.lance_branch(branch)
+    prefix = location if branch is None else f"{location}/tree/{branch}"
+    versions = []
+    for info in storage.list(f"{prefix}/_versions"):
+        stem, dot, suffix = info.path.rpartition("/")[2].partition(".")
+        if dot and suffix == "manifest" and stem.isdigit():
+            number = int(stem)
+            versions.append(0xFFFFFFFFFFFFFFFF - number if len(stem) == 20 else number)
+    return sorted(versions)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Return ascending numbers as text, runs as `3-7`, at most some of them."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs[-_SHOWN:]]
+    return ", ".join(["…", *shown] if len(runs) > _SHOWN else shown)
+
+
+def _from_seconds(seconds: int | None) -> datetime | None:
+    return None if seconds is None else datetime(1970, 1, 1) + timedelta(seconds=seconds)
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    return None if moment is None else moment.astimezone(timezone.utc).replace(tzinfo=None)

@@ -1,0 +1,162 @@
+"""Tags: names for graph versions that protect every table version they pin; on the driver.
+
+A tag of the graph is a Lance tag of `__manifest`, plus one on each table version of the tagged
+snapshot, so that no cleanup, not even the engine's, takes those away (DESIGN 8). The tag of
+`__manifest` is made last and removed first: while it is there, all it needs is protected. The
+tables' tags carry the name and the tagged version, so that two that make one tag at the same time
+don't take each other's away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+
+from omnigraph_spark.errors import OptionError, StorageError, VersionNotFoundError
+from omnigraph_spark.manifest.snapshot import TableEntry, load, open_main
+from omnigraph_spark.manifest.writable import open_for_writing
+from omnigraph_spark.refs import refs
+from omnigraph_spark.refs.refs import Resolved, Tag
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.lance_errors import (
+    DatasetNotFoundError,
+    Outcome,
+    outcome_of,
+    translated,
+)
+from omnigraph_spark.storage.store import Storage
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
+_LIKE_A_VERSION = re.compile(r"\d+\Z|[0-7][0-9A-HJKMNP-TV-Z]{25}\Z")
+_OURS = re.compile(r"omnigraph-(?P<tag>.+)-[0-9a-f]{16}-\d+\Z")
+
+_log = logging.getLogger(__name__)
+
+
+def create_tag(storage: Storage, name: str, ref: Resolved) -> Tag:
+    """Name a graph version; it and the table versions that it pins stay until the tag is deleted.
+
+    Raises:
+        OptionError: the name is malformed, reads like a version, commit id or branch, or is taken.
+        VersionNotFoundError, BranchNotFoundError: the ref isn't there.
+        UnsupportedManifestVersion, UnsupportedError: the graph can't be written.
+        StorageError: the store failed. Tags of tables may be left, which hinder nothing; making the
+            tag again, or deleting it, takes them along.
+    """
+    _check_name(storage, name)
+    manifest = open_for_writing(storage, layout.MAIN)
+    snapshot = load(storage, ref.branch, ref.version)
+    own = _table_tag(name, snapshot.branch, snapshot.graph_version)
+    for entry in snapshot.tables.values():
+        _tag_table(storage, entry, own)
+    at = (layout.lance_branch(snapshot.branch), snapshot.graph_version)
+    try:
+        with translated(f"Making the tag {name} of __manifest"):
+            manifest.tags.create(name, at)
+    except StorageError as error:
+        if outcome_of(error.__cause__ or error) is not Outcome.CONFLICT:
+            raise
+        there = {tag.name: tag for tag in refs.list_tags(storage)}.get(name)
+        if there is None or (there.branch, there.version) != (snapshot.branch, at[1]):
+            _untag(storage, name, keep=there)
+        raise _taken(name) from error
+    return {tag.name: tag for tag in refs.list_tags(storage)}[name]
+
+
+def delete_tag(storage: Storage, name: str) -> None:
+    """Remove a tag and the protection of its table versions; the versions themselves stay for now.
+
+    Raises:
+        VersionNotFoundError: the graph has no such tag; what exists is listed.
+        StorageError: the store failed; calling this again finishes it.
+    """
+    listed = {tag.name for tag in refs.list_tags(storage)}
+    if name in listed:
+        with translated(f"Deleting the tag {name} of __manifest"):
+            open_main(storage).tags.delete(name)
+    if not _untag(storage, name) and name not in listed:
+        raise VersionNotFoundError(
+            f"The graph has no tag {name[:60]!r}", expected=", ".join(sorted(listed)[:60]) or "none"
+        )
+
+
+def remove_leftovers(storage: Storage) -> None:
+    """Remove tags of tables whose graph tag was never finished; Lance keeps a tagged fork for ever.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    listed = {tag.name for tag in refs.list_tags(storage)}
+    for location in refs.all_locations(storage):
+        for found in _table_tags(storage, location):
+            match = _OURS.match(found)
+            if match is not None and match["tag"] not in listed:
+                _log.warning("removing the tag %s of %s, which no graph tag needs", found, location)
+                _delete_table_tag(storage, location, found)
+
+
+def _check_name(storage: Storage, name: str) -> None:
+    if not _NAME.match(name) or ".." in name or name.endswith((".", ".lock")):
+        raise OptionError(
+            f"{name[:60]!r} is no tag name",
+            expected="letters, digits, '.', '-', '_'; at most 100, no '.' or '-' in front",
+        )
+    if _LIKE_A_VERSION.match(name):
+        raise OptionError(
+            f"The tag {name} would read like a graph version or a commit id", expected="a name"
+        )
+    if name in {branch.name for branch in refs.list_branches(storage)}:
+        raise OptionError(f"{name} is the name of a branch", expected="another name")
+    if name in {tag.name for tag in refs.list_tags(storage)}:
+        raise _taken(name)
+
+
+def _taken(name: str) -> OptionError:
+    return OptionError(
+        f"Tag {name} is there already",
+        expected="another name",
+        hint="Delete the tag first to move it to another version",
+    )
+
+
+def _table_tag(name: str, branch: str, version: int) -> str:
+    return f"omnigraph-{name}-{layout.fnv1a64(branch)}-{version}"
+
+
+def _tag_table(storage: Storage, entry: TableEntry, tag: str) -> None:
+    main = storage.dataset(entry.location)
+    try:
+        with translated(f"Making the tag {tag} of {entry.table_key}"):
+            main.tags.create(tag, (entry.table_branch, entry.table_version))
+    except StorageError as error:
+        # The same tag of the same graph version: somebody makes it too, or died making it.
+        if outcome_of(error.__cause__ or error) is not Outcome.CONFLICT:
+            raise
+
+
+def _untag(storage: Storage, name: str, keep: Tag | None = None) -> bool:
+    """Remove the tables' tags of a graph tag, but those of `keep`; tell whether there were any."""
+    kept = _table_tag(name, keep.branch, keep.version) if keep else None
+    removed = False
+    for location in refs.all_locations(storage):
+        for found in _table_tags(storage, location):
+            match = _OURS.match(found)
+            if match is not None and match["tag"] == name and found != kept:
+                _delete_table_tag(storage, location, found)
+                removed = True
+    return removed
+
+
+def _table_tags(storage: Storage, location: str) -> list[str]:
+    try:
+        main = storage.dataset(location)
+    except DatasetNotFoundError:
+        return []
+    with translated(f"Listing the tags of {location}"):
+        return sorted(main.tags.list())
+
+
+def _delete_table_tag(storage: Storage, location: str, tag: str) -> None:
+    with contextlib.suppress(DatasetNotFoundError), translated(f"Deleting a tag of {location}"):
+        storage.dataset(location).tags.delete(tag)

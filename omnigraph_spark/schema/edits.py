@@ -1,0 +1,151 @@
+"""Change single properties in the text of `_schema.pg`, and leave every other byte as it is.
+
+Pure functions over text: what people wrote beside a property (comments, order, blank lines) stays.
+Each function may be applied again to its own result and then changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from omnigraph_spark.errors import UnsupportedError
+from omnigraph_spark.schema.model import Constraint, EdgeType, NodeType, Property
+from omnigraph_spark.schema.pg import Parser, parse_pg, render_property, render_rule
+from omnigraph_spark.storage import layout
+
+Span = tuple[int, int]
+"""Where something stands in the text: first character, and the one behind its last."""
+
+
+@dataclass
+class _Place:
+    """Where a type's parts stand; `close` is its closing brace, None for an edge without a body."""
+
+    end: int = 0
+    close: int | None = None
+    properties: dict[str, Span] = field(default_factory=dict)
+    rules: list[tuple[Constraint, Span]] = field(default_factory=list)
+
+
+def add_properties(
+    text: str,
+    table_key: str,
+    properties: tuple[Property, ...],
+    rules: tuple[Constraint, ...] = (),
+) -> str:
+    """Return `text` with the properties and rules that a type lacks at the end of its body.
+
+    A rule is left out if it names a property that the type hasn't got then, a type if the text
+    doesn't have it: its table is unknown to the engine as a whole.
+    """
+    there = parse_pg(text).of_table(table_key)
+    if there is None:
+        return text
+    known = {one.name for one in there.properties}
+    new = [one for one in properties if one.name not in known]
+    known |= {one.name for one in new}
+    more = [r for r in rules if r not in there.rules and known >= set(r.columns)]
+    if not (new or more):
+        return text
+    place = _place(text, table_key)
+    rendered = [*map(render_property, new), *map(render_rule, more)]
+    lines = "".join(f"    {one}\n" for one in rendered)
+    if place.close is None:
+        return f"{text[: place.end]} {{\n{lines}}}{text[place.end :]}"
+    line = text.rfind("\n", 0, place.close) + 1
+    if not text[line : place.close].strip():
+        return f"{text[:line]}{lines}{text[line:]}"
+    return f"{text[: place.close].rstrip()}\n{lines}{text[place.close :]}"
+
+
+def drop_properties(text: str, table_key: str, names: frozenset[str]) -> str:
+    """Return `text` without some properties of a type, and without the rules that name them.
+
+    Raises:
+        UnsupportedError: a property comes from an interface that the type implements.
+    """
+    there = parse_pg(text).of_table(table_key)
+    if there is None:
+        return text
+    gone = names & {one.name for one in there.properties}
+    if not gone:
+        return text
+    place = _place(text, table_key)
+    _refuse_inherited(there, place, gone)
+    spans = [place.properties[name] for name in gone]
+    spans += [span for rule, span in place.rules if gone & set(rule.columns)]
+    for span in sorted(spans, reverse=True):
+        text = _without(text, span)
+    return text
+
+
+def _place(text: str, table_key: str) -> _Place:
+    parser = _Locating(text)
+    parser.schema()
+    return parser.places[table_key]
+
+
+def _refuse_inherited(there: NodeType | EdgeType, place: _Place, names: frozenset[str]) -> None:
+    for name in sorted(names):
+        if name not in place.properties:
+            raise UnsupportedError(
+                f"Property {name} of {there.table_key} comes from an interface",
+                expected=f"a property that {there.name} declares itself",
+                hint=f"Change the interface in {layout.SCHEMA_PG} with the engine",
+            )
+
+
+def _without(text: str, span: Span) -> str:
+    """Take a span out, with its line where nothing else but a comment stands on it."""
+    begin, end = span
+    line = text.rfind("\n", 0, begin) + 1
+    following = text.find("\n", end)
+    stop = len(text) if following < 0 else following + 1
+    rest = text[end:stop].strip()
+    if not text[line:begin].strip() and (not rest or rest.startswith("//")):
+        return text[:line] + text[stop:]
+    return text[:begin] + text[end:].lstrip(" \t")
+
+
+class _Locating(Parser):
+    """A parser that also notes where the parts of each type stand."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._end = 0  # behind the last token
+        self._now = _Place()
+        self.places: dict[str, _Place] = {}
+
+    def _skip(self) -> None:
+        self._end = self._at
+        super()._skip()
+
+    def _node(self) -> NodeType:
+        self._now = _Place()
+        found = super()._node()
+        self._placed(found.table_key)
+        return found
+
+    def _edge(self) -> EdgeType:
+        self._now = _Place()
+        found = super()._edge()
+        self._placed(found.table_key)
+        return found
+
+    def _placed(self, table_key: str) -> None:
+        self._now.end = self._end
+        if self._text[self._end - 1] == "}":
+            self._now.close = self._end - 1
+        self.places[table_key] = self._now
+
+    def _property(self) -> Property:
+        begin = self._at
+        found = super()._property()
+        self._now.properties[found.name] = (begin, self._end)
+        return found
+
+    def _rule(self) -> Constraint:
+        begin = self._at
+        found = super()._rule()
+        self._now.rules.append((found, (begin, self._end)))
+        return found

@@ -1,0 +1,263 @@
+"""The three schema files of a graph: read them, add types, make them agree again.
+
+`_schema.pg` is the truth, the two JSON files are made from it. So it is written first and the state
+file, which vouches for the IR, last. A crash between leaves a graph that we read and write as
+usual, since we go by `_schema.pg`, and that the engine refuses until the next `add_types` or
+`repair` has made the JSON files again (DESIGN 5, "Schema files"). All functions run on the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from omnigraph_spark.errors import (
+    CorruptManifestError,
+    SchemaMismatchError,
+    StorageError,
+    UnsupportedError,
+)
+from omnigraph_spark.schema import ir
+from omnigraph_spark.schema.ir_reader import parse_ir
+from omnigraph_spark.schema.model import (
+    EdgeType,
+    EngineSchema,
+    NodeType,
+    check_type_name,
+    describe,
+    same_definition,
+)
+from omnigraph_spark.schema.pg import parse_pg, render_pg
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
+
+_log = logging.getLogger(__name__)
+_ATTEMPTS = 20
+_MAX_PAUSE_SECONDS = 0.2
+
+
+def read(storage: Storage) -> EngineSchema | None:
+    """Return the graph's schema, None where it has no `_schema.pg`; changes nothing.
+
+    Goes by `_schema.pg`. If that holds something that this version can't read, and the JSON files
+    vouch for each other, they tell instead.
+
+    Raises:
+        CorruptManifestError: no file tells.
+        StorageError: the store failed.
+    """
+    text = _text(storage, layout.SCHEMA_PG)
+    if text is None:
+        return None
+    try:
+        return parse_pg(text)
+    except CorruptManifestError:
+        ir_text, state = _text(storage, layout.SCHEMA_IR), _text(storage, layout.SCHEMA_STATE)
+        if ir_text is None or state is None or ir.state_hash(state) != ir.ir_hash(ir_text):
+            raise
+        return parse_ir(ir_text)
+
+
+def add_types(storage: Storage, new: EngineSchema) -> None:
+    """Put node and edge types into the graph's schema files; call it before their tables' publish.
+
+    What is there stays: `_schema.pg` byte for byte, with the new types' text behind it, and the
+    entries of the JSON files, keys that this version doesn't know included. A type that is there
+    with the same definition is left alone, so the call may be repeated. Files that disagree, or are
+    missing, are made to agree on the way, also when `new` is empty: a write that adds no type calls
+    this too, and isn't refused if it can't be done.
+
+    Two writers at once: the last put of a file wins, so each looks again after its puts, and merges
+    its types in once more if they are gone. What is left: a writer that stalls between its read and
+    its put (milliseconds) until the other has looked drops the other's types. Calling this again
+    with those types puts them back.
+
+    Raises:
+        SchemaMismatchError: a type of that name is there with another definition, an end of an edge
+            type is no node type, or two edge types differ in upper and lower case only.
+        OptionError: a type name that the engine can't spell.
+        CorruptManifestError: `_schema.pg` can't be read, or is gone while the IR is there.
+        UnsupportedError: the files are of a newer engine; nothing was changed.
+        StorageError: the store failed, or others kept changing the files. They may be half-way: the
+            module's text says what that means.
+    """
+    if not new.types():
+        _repair_if_possible(storage)
+        return
+    change(storage, lambda text: _merged(text, new))
+
+
+def change(storage: Storage, changed: Callable[[str | None], str | None]) -> None:
+    """Change `_schema.pg` as `changed` says, and make the JSON files agree with it.
+
+    `changed` gets the text that is there (None: no files yet), returns the new one, and must leave
+    alone what it has returned before: after the puts it is asked again (`add_types` says why).
+
+    Raises:
+        CorruptManifestError, UnsupportedError, StorageError: as `add_types`.
+        OmnigraphError: what `changed` raises; nothing was changed then.
+    """
+    pause_seconds = 0.0
+    for _ in range(_ATTEMPTS):
+        time.sleep(random.uniform(0, pause_seconds))
+        text = _source(storage)
+        wanted = changed(text)
+        if wanted is None:
+            return
+        if wanted != text or not _agree(storage, text):
+            _put_all(storage, wanted, changed=wanted != text)
+            text = _source(storage)
+        if text is not None and changed(text) == text and _agree(storage, text):
+            return
+        pause_seconds = _MAX_PAUSE_SECONDS
+    raise StorageError(
+        f"The schema files of {storage.root} are being changed by others all the time",
+        hint="No table was published. Run the write again",
+    )
+
+
+def repair(storage: Storage) -> bool:
+    """Make the two JSON files again from `_schema.pg` if they are missing or disagree with it.
+
+    Returns:
+        Whether anything was written. A graph without `_schema.pg` is left alone.
+
+    Raises:
+        CorruptManifestError: `_schema.pg` can't be read.
+        UnsupportedError: the files are of a newer engine.
+        StorageError: the store failed.
+    """
+    text = _text(storage, layout.SCHEMA_PG)
+    if text is None or _agree(storage, text):
+        return False
+    _put_all(storage, text, changed=False)
+    return True
+
+
+def agree(storage: Storage) -> bool:
+    """Tell whether the three files say the same; a graph without `_schema.pg` has nothing to say.
+
+    Raises:
+        CorruptManifestError: `_schema.pg` can't be read.
+        UnsupportedError: the files are of a newer engine.
+        StorageError: the store failed.
+    """
+    text = _text(storage, layout.SCHEMA_PG)
+    return text is None or _agree(storage, text)
+
+
+def _repair_if_possible(storage: Storage) -> None:
+    try:
+        repair(storage)
+    except (CorruptManifestError, UnsupportedError) as error:
+        _log.warning("The schema files of %s stay as they are: %s", storage.root, error)
+
+
+def types_to_add(there: EngineSchema, new: EngineSchema) -> list[NodeType | EdgeType]:
+    """Return the types of `new` that aren't there yet; pure, so a plan can ask before tasks run.
+
+    Raises:
+        SchemaMismatchError, OptionError: as `add_types`.
+    """
+    added: list[NodeType | EdgeType] = []
+    for one in new.types():
+        old = there.of_table(one.table_key)
+        if old is None:
+            check_type_name(one.name)
+            added.append(replace(one, implements=()) if isinstance(one, NodeType) else one)
+        elif not same_definition(old, one):
+            raise SchemaMismatchError(
+                f"{one.table_key} is in {layout.SCHEMA_PG} with another definition",
+                expected=describe(old),
+                found=describe(one),
+                hint=(
+                    "Write the columns that the type has, or use another type name; if no branch"
+                    f" has a table of it (a write died), take it out of {layout.SCHEMA_PG}"
+                ),
+            )
+    _check_edges(there, added)
+    return added
+
+
+def _agree(storage: Storage, text: str | None) -> bool:
+    """Tell whether the JSON files are there, vouch for each other, and hold what `text` says.
+
+    Rules and annotations aren't compared: where we and the engine read one of them differently,
+    its own files stay as they are.
+    """
+    ir_text, state = _text(storage, layout.SCHEMA_IR), _text(storage, layout.SCHEMA_STATE)
+    if text is None or ir_text is None or state is None:
+        return False
+    try:
+        vouched = ir.state_hash(state) == ir.ir_hash(ir_text)
+    except CorruptManifestError:
+        return False
+    return vouched and ir.ir_hash(ir.ir_json(parse_pg(text), ir_text)) == ir.ir_hash(ir_text)
+
+
+def _put_all(storage: Storage, text: str, changed: bool) -> None:
+    """Write `_schema.pg` (if it changed), then the IR, then the state; refuses before any put."""
+    ir_text = ir.ir_json(parse_pg(text), _text(storage, layout.SCHEMA_IR))
+    state = ir.state_json(ir_text, _text(storage, layout.SCHEMA_STATE))
+    if changed:
+        storage.put(layout.SCHEMA_PG, text.encode("utf-8"))
+    storage.put(layout.SCHEMA_IR, ir_text.encode("utf-8"))
+    storage.put(layout.SCHEMA_STATE, state.encode("utf-8"))
+
+
+def _merged(text: str | None, new: EngineSchema) -> str:
+    """Return the text of `_schema.pg` with the types that it lacks behind it."""
+    added = types_to_add(parse_pg(text or ""), new)
+    if not added:
+        return text or ""
+    rendered = render_pg(added)
+    if not text:
+        return rendered
+    return f"{text}{'' if text.endswith(chr(10)) else chr(10)}\n{rendered}"
+
+
+def _check_edges(there: EngineSchema, added: list[NodeType | EdgeType]) -> None:
+    nodes = {*there.nodes, *(one.name for one in added if isinstance(one, NodeType))}
+    spelled = {name.lower(): name for name in there.edges}
+    for one in added:
+        if not isinstance(one, EdgeType):
+            continue
+        for end in (one.source, one.target):
+            if end not in nodes:
+                raise SchemaMismatchError(
+                    f"The end {end} of {one.table_key} is no node type of the graph",
+                    expected=", ".join(sorted(nodes)) or "a node type, made before or with it",
+                )
+        other = spelled.setdefault(one.name.lower(), one.name)
+        if other != one.name:
+            raise SchemaMismatchError(
+                f"{one.table_key} differs from edge:{other} in upper and lower case only",
+                expected="another name",
+            )
+
+
+def _source(storage: Storage) -> str | None:
+    """Return the text of `_schema.pg`, None in a graph that has no schema files yet."""
+    text = _text(storage, layout.SCHEMA_PG)
+    if text is not None or _text(storage, layout.SCHEMA_IR) is None:
+        return text
+    text = _text(storage, layout.SCHEMA_PG)  # another writer may have put both since
+    if text is None:
+        raise CorruptManifestError(
+            f"{layout.SCHEMA_PG} is missing, and {layout.SCHEMA_IR} is there",
+            hint="Bring it back from a copy of the graph; nothing was changed",
+        )
+    return text
+
+
+def _text(storage: Storage, path: str) -> str | None:
+    data = storage.get(path)
+    if data is None:
+        return None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorruptManifestError(f"{path} is no UTF-8 text", found=str(error)) from error

@@ -1,0 +1,303 @@
+"""The engine's two JSON files: `_schema.ir.json` and `__schema_state.json`.
+
+Pure functions over text (FORMAT, "The engine's schema files"). The IR is the schema with ids that
+are hashes of names; the state file holds its hash. Any two of the three files that disagree and
+the engine refuses the graph, so the IR is always made from the text of `_schema.pg`, in the
+engine's own order: types and properties by name, rules by kind and columns, enum values sorted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from omnigraph_spark.errors import CorruptManifestError, SchemaMismatchError, UnsupportedError
+from omnigraph_spark.schema.model import (
+    Annotation,
+    Constraint,
+    EdgeType,
+    EngineSchema,
+    InterfaceType,
+    NodeType,
+    Property,
+)
+from omnigraph_spark.schema.property_types import EngineType
+from omnigraph_spark.storage import layout
+
+IR_VERSION = 1
+STATE_VERSION = 1
+_SECTIONS = ("interfaces", "nodes", "edges")
+
+
+def ir_json(schema: EngineSchema, existing: str | None = None) -> str:
+    """Return the text of `_schema.ir.json` for a schema, as the engine prints it.
+
+    Args:
+        schema: what `_schema.pg` says now.
+        existing: the text of the file that is there. Its entry of a type whose columns and key
+            haven't changed stays as it is, unknown keys included; so do unknown keys of the file.
+
+    Raises:
+        SchemaMismatchError: two names of one kind have the same 32-bit id.
+        UnsupportedError: `existing` is of a newer engine.
+    """
+    fresh = _ir(schema)
+    kept = _kept(existing)
+    for section in _SECTIONS:
+        there = {one["name"]: one for one in kept.get(section, ()) if isinstance(one, dict)}
+        fresh[section] = [
+            there[one["name"]] if _unchanged(there.get(one["name"]), one) else one
+            for one in fresh[section]
+        ]
+    return _pretty({**kept, **fresh})
+
+
+def state_json(ir_text: str, existing: str | None = None) -> str:
+    """Return the text of `__schema_state.json` that belongs to the text of an IR.
+
+    Raises:
+        UnsupportedError: `existing` is of a newer engine.
+    """
+    kept = _loaded(existing)
+    check_version(kept.get("format_version"), STATE_VERSION, layout.SCHEMA_STATE)
+    state = {
+        "format_version": STATE_VERSION,
+        "schema_ir_hash": ir_hash(ir_text),
+        "schema_identity_version": kept.get("schema_identity_version", 1),
+    }
+    return _pretty({**kept, **state})
+
+
+def ir_hash(ir_text: str) -> str:
+    """Return `sha256:` and the hash of the IR's compact JSON, keys in the file's order.
+
+    Raises:
+        CorruptManifestError: the text is no JSON object.
+    """
+    compact = json.dumps(parsed(ir_text), ensure_ascii=False, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(compact.encode('utf-8')).hexdigest()}"
+
+
+def state_hash(state_text: str) -> str | None:
+    """Return the `schema_ir_hash` that the state file names, None where it names none."""
+    found = _loaded(state_text).get("schema_ir_hash")
+    return found if isinstance(found, str) else None
+
+
+def check_version(found: object, known: int, name: str) -> None:
+    """Refuse a schema file of a newer engine; None (no such file or key) is fine.
+
+    Raises:
+        UnsupportedError: another version than `known`.
+    """
+    if found is not None and found != known:
+        raise UnsupportedError(
+            f"{name} was written by a newer engine; upgrade omnigraph first",
+            expected=f"version {known}",
+            found=f"version {found}",
+            hint="Nothing was changed",
+        )
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+def _ir(schema: EngineSchema) -> dict[str, Any]:
+    _check_ids(
+        f"{kind}:{name}"
+        for kind, types in (
+            ("interface", schema.interfaces),
+            (layout.NODE, schema.nodes),
+            (layout.EDGE, schema.edges),
+        )
+        for name in types
+    )
+    return {
+        "ir_version": IR_VERSION,
+        "interfaces": [_interface(schema.interfaces[name]) for name in sorted(schema.interfaces)],
+        "nodes": [_node(schema.nodes[name]) for name in sorted(schema.nodes)],
+        "edges": [_edge(schema.edges[name]) for name in sorted(schema.edges)],
+    }
+
+
+def _interface(one: InterfaceType) -> dict[str, Any]:
+    owner = f"interface:{one.name}"
+    return {
+        "name": one.name,
+        "type_id": layout.fnv1a32(owner),
+        "properties": _properties(owner, one.properties),
+    }
+
+
+def _node(one: NodeType) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "type_id": layout.fnv1a32(one.table_key),
+        "annotations": _annotations(one.annotations),
+        "implements": sorted(set(one.implements)),
+        "properties": _properties(one.table_key, one.properties),
+        "constraints": _constraints(one.constraints()),
+    }
+
+
+def _edge(one: EdgeType) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "type_id": layout.fnv1a32(one.table_key),
+        "from_type": one.source,
+        "to_type": one.target,
+        "cardinality": {"min": one.cardinality[0], "max": one.cardinality[1]},
+        "annotations": _annotations(one.annotations),
+        "properties": _properties(one.table_key, one.properties),
+        "constraints": _constraints(one.constraints()),
+    }
+
+
+def _properties(owner: str, properties: Iterable[Property]) -> list[dict[str, Any]]:
+    ordered = sorted(properties, key=lambda one: one.name)
+    _check_ids(f"{owner}:{one.name}" for one in ordered)
+    return [
+        {
+            "name": one.name,
+            "prop_id": layout.fnv1a32(f"{owner}:{one.name}"),
+            "prop_type": _type(one.type),
+            "annotations": _annotations(one.annotations),
+        }
+        for one in ordered
+    ]
+
+
+def _type(one: EngineType) -> dict[str, Any]:
+    width = one.vector_width()
+    return {
+        "scalar": one.scalar if width is None else {"Vector": width},
+        "nullable": one.nullable,
+        "list": one.list,
+        "enum_values": None if one.enum_values is None else sorted(one.enum_values),
+    }
+
+
+def _annotations(annotations: Iterable[Annotation]) -> list[dict[str, Any]]:
+    ordered = sorted(
+        annotations, key=lambda one: (one.name, one.value is not None, one.value or "")
+    )
+    return [
+        {"name": one.name, "value": one.value}
+        | ({"kwargs": dict(one.kwargs)} if one.kwargs else {})
+        for one in ordered
+    ]
+
+
+def _constraints(constraints: Iterable[Constraint]) -> list[dict[str, Any]]:
+    return [_constraint(one) for one in sorted(constraints, key=_rank)]
+
+
+def _constraint(one: Constraint) -> dict[str, Any]:
+    if one.kind == "Range":
+        low, high = (_bound(bound) for bound in one.bounds)
+        return {one.kind: {"property": one.columns[0], "min": low, "max": high}}
+    if one.kind == "Check":
+        return {one.kind: {"property": one.columns[0], "pattern": one.pattern}}
+    return {one.kind: sorted(one.columns)}
+
+
+def _rank(one: Constraint) -> str:
+    """Return what the engine sorts rules by: the kind in small letters, then the columns."""
+    kind = one.kind.lower()
+    if one.kind == "Range":
+        low, high = (_bound_text(bound) for bound in one.bounds)
+        return f"{kind}:{one.columns[0]}:{low}:{high}"
+    if one.kind == "Check":
+        return f"{kind}:{one.columns[0]}:{one.pattern}"
+    return f"{kind}:{','.join(sorted(one.columns))}"
+
+
+def _bound(bound: int | float | None) -> dict[str, int | float] | None:
+    if bound is None:
+        return None
+    return {"Float" if isinstance(bound, float) else "Integer": bound}
+
+
+def _bound_text(bound: int | float | None) -> str:
+    if bound is None:
+        return "None"
+    return f"Some({'Float' if isinstance(bound, float) else 'Integer'}({bound}))"
+
+
+def _check_ids(names: Iterable[str]) -> None:
+    seen: dict[int, str] = {}
+    for name in names:
+        other = seen.setdefault(layout.fnv1a32(name), name)
+        if other != name:
+            raise SchemaMismatchError(
+                f"{name} and {other} have the same id in the engine's schema",
+                hint="Rename one of them",
+            )
+
+
+# --- text --------------------------------------------------------------------------------------
+
+
+def _kept(existing: str | None) -> dict[str, Any]:
+    kept = _loaded(existing)
+    check_version(kept.get("ir_version"), IR_VERSION, layout.SCHEMA_IR)
+    return kept
+
+
+def _unchanged(there: Any, fresh: Mapping[str, Any]) -> bool:
+    """Tell whether an entry that is there has the ids, ends, columns and key of a fresh one."""
+    rules = ("annotations", "constraints", "implements", "cardinality")
+    wanted = {key: value for key, value in fresh.items() if key not in rules}
+    wanted["properties"] = [
+        {key: value for key, value in one.items() if key != "annotations"}
+        for one in fresh["properties"]
+    ]
+    return _holds(there, wanted) and _keys(there) == _keys(fresh)
+
+
+def _keys(entry: Mapping[str, Any]) -> list[Any]:
+    return [one["Key"] for one in entry.get("constraints", ()) if "Key" in one]
+
+
+def _holds(there: Any, wanted: Any) -> bool:
+    """Tell whether a JSON object that is there says all that `wanted` says, or more."""
+    if isinstance(wanted, dict):
+        return isinstance(there, dict) and all(
+            key in there and _holds(there[key], value) for key, value in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return (
+            isinstance(there, list)
+            and len(there) == len(wanted)
+            and all(_holds(a, b) for a, b in zip(there, wanted, strict=True))
+        )
+    return type(there) is type(wanted) and bool(there == wanted)
+
+
+def _loaded(text: str | None) -> dict[str, Any]:
+    """Return a JSON object, an empty one for a text that is none: it is made again."""
+    try:
+        return parsed(text or "")
+    except CorruptManifestError:
+        return {}
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Return the JSON object that a schema file's text is.
+
+    Raises:
+        CorruptManifestError: it is none.
+    """
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CorruptManifestError("A schema file is no JSON", found=str(error)) from error
+    if not isinstance(document, dict):
+        raise CorruptManifestError("A schema file is no JSON object", found=type(document).__name__)
+    return document
+
+
+def _pretty(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, ensure_ascii=False, indent=2)

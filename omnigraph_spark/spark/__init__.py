@@ -1,0 +1,1 @@
+"""What Spark calls, and what this package knows of Spark's types."""

@@ -1,0 +1,141 @@
+"""Bind catalog tables of Spark SQL to a graph, through the metadata of their fields.
+
+After CREATE TABLE Spark hands a Python source no options any more; what survives is the metadata of
+the fields that `schema()` returned (FACTS 1). So each field of a catalog table carries the options
+of CREATE TABLE, without secrets (`field_metadata.bind`). Here is what may be bound, and what may be
+read and written through a binding. All of it runs on the driver and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql.types import StructType
+
+from omnigraph_spark._redaction import is_secret, redact
+from omnigraph_spark.errors import OptionError, UnsupportedError
+from omnigraph_spark.spark import ddl, field_metadata
+
+_STORAGE = "storage."
+_PER_WRITE = ("expectedtableversions", "txnappid", "txnversion")
+_PINS = ("versionasof", "timestampasof")
+_PARTS = ("filter", "metadata", "metadatacolumns", "readchangefeed")
+_READ_TUNING = ("columns", "maxpartitionbytes", "batchsize")
+_EXAMPLE = (
+    "CREATE TABLE people USING omnigraph OPTIONS (path '/path/of/the/graph', table 'node:Person')"
+)
+
+
+def is_create_table(options: Mapping[str, str]) -> bool:
+    """Tell whether `schema()` runs for CREATE TABLE: nothing else gives the option `provider`."""
+    return "provider" in {key.lower() for key in options}
+
+
+def create_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Return what CREATE TABLE's OPTIONS clause and its path say, keys in lower case.
+
+    Spark mixes TBLPROPERTIES, the comment and its own keys into the map; each key of the OPTIONS
+    clause but the path is there a second time as `option.<key>`.
+
+    Raises:
+        OptionError: no path; a secret, which Spark would store in its catalog as plain text; an
+            option that belongs to one write.
+    """
+    lowered = {key.lower(): value for key, value in options.items()}
+    _refuse_secrets(lowered)
+    prefix = "option."
+    given = {key[len(prefix) :]: value for key, value in lowered.items() if key.startswith(prefix)}
+    path = lowered.get("path") or lowered.get("location")
+    if not path:
+        raise OptionError("CREATE TABLE names no path", hint=f"Write: {_EXAMPLE}")
+    for name in _PER_WRITE:
+        if name in given:
+            raise OptionError(
+                f"Option {name} belongs to one write, and a catalog table would repeat it",
+                hint="Leave it out, and give it to the DataFrame writer where it is needed",
+            )
+    if "pushdownfilters" in given:
+        raise OptionError(
+            "Option pushDownFilters is for a frame that one query uses once",
+            hint="Leave it out of CREATE TABLE: one statement may scan a table twice",
+        )
+    return {**given, "path": _literal(path)}
+
+
+def _literal(path: str) -> str:
+    """Return the path that Spark's `file:` URI means: Spark decodes nothing and encodes nothing."""
+    return path[len("file:") :] if path.startswith("file:/") else path
+
+
+def _refuse_secrets(lowered: Mapping[str, str]) -> None:
+    for key, value in lowered.items():
+        name = key.removeprefix("option.")
+        if is_secret(name) or redact(value) != value:
+            raise OptionError(
+                f"Option {name} holds a secret, and Spark's catalog keeps options as plain text",
+                hint="Set it in the environment of the driver and the executors "
+                "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, …); nothing was stored",
+            )
+
+
+def read_options(schema: StructType) -> dict[str, str]:
+    """Return the options of the catalog table that a reader is for; Spark gave it none.
+
+    Raises:
+        UnsupportedError: the table has no binding (it was created with a column list).
+    """
+    found = field_metadata.bound_options(schema)
+    if found is None:
+        raise _unbound(schema)
+    return found
+
+
+def write_options(schema: StructType) -> dict[str, str]:
+    """Return the write options of the catalog table that an INSERT is for; Spark gave it none.
+
+    Raises:
+        UnsupportedError: no complete binding arrived (CREATE TABLE AS SELECT, `saveAsTable`, a
+            column list in CREATE TABLE), the query's arrived (an INSERT of a table into itself), or
+            the table is pinned to a version or shows only a part of its rows.
+    """
+    found = field_metadata.bound_options_for_write(schema)
+    if found is None:
+        raise _unbound(schema)
+    for name in (*_PINS, *_PARTS):
+        if name in found:
+            what = "is pinned to a version" if name in _PINS else "isn't a whole table of the graph"
+            raise UnsupportedError(
+                f"This catalog table {what} (option {name}), so nothing is written through it",
+                hint="Write through a table that is created without that option",
+            )
+    if "id" not in schema.names:
+        raise UnsupportedError(
+            "This catalog table leaves the column id out, so nothing is written through it",
+            hint="Write through a table that is created without the option columns",
+        )
+    return {key: value for key, value in found.items() if key not in (*_READ_TUNING, "schema")}
+
+
+def declared_columns(schema: StructType) -> StructType | None:
+    """Return the columns that CREATE TABLE declared by the option `schema`, None where it didn't.
+
+    Raises:
+        OptionError: the option is malformed.
+    """
+    text = (field_metadata.bound_options(schema) or {}).get("schema")
+    return None if text is None else ddl.parse_columns(text)
+
+
+def _unbound(schema: StructType) -> UnsupportedError:
+    if any(field_metadata.TABLE in field.metadata for field in schema):
+        what = "The columns that arrived aren't those of one catalog table"
+    else:
+        what = "No path arrived: Spark hands none over for this statement"
+    columns = ", ".join(f"{f.name} {f.dataType.simpleString().upper()}" for f in schema)[:300]
+    return UnsupportedError(
+        what,
+        expected="a table that was created without a column list, and not changed since",
+        found="CREATE TABLE … (columns) or … AS SELECT, saveAsTable, or save without a path",
+        hint=f"Write: {_EXAMPLE} (for a table that isn't in the graph yet with one more option, "
+        f"schema '{columns}'), then INSERT INTO it. Outside SQL use .load(path) and .save(path)",
+    )

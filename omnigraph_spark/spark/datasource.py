@@ -1,0 +1,81 @@
+"""The Python data source `omnigraph`: what Spark calls, wired to the modules that do the work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
+
+from omnigraph_spark.errors import OmnigraphError
+from omnigraph_spark.spark import catalog, loading
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from omnigraph_spark.spark.loading import Load
+
+
+class OmnigraphDataSource(DataSource):
+    """Read and write OmniGraph graphs: the data source that Spark knows as `omnigraph`.
+
+    Spark makes one per load and pickles it to the process of every scan: what is resolved in
+    `__init__` is what all actions on the DataFrame see (FACTS 2). It also makes one for each write,
+    for CREATE TABLE, and, without options, for each scan of a catalog table.
+    """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        """Pin the snapshot, if a path is given; on the driver, once per load.
+
+        What goes wrong here is raised by `schema` and `reader`: a write may be what comes next, and
+        to it an absent graph is no error.
+        """
+        super().__init__(options)
+        self._load: Load | None = None
+        self._failure: OmnigraphError | None = None
+        if "path" in options and not catalog.is_create_table(options):
+            try:
+                self._load = loading.resolve(options)
+            except OmnigraphError as error:
+                self._failure = error
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the short name that `format` takes."""
+        return "omnigraph"
+
+    def schema(self) -> StructType:
+        """Return the frame's columns, for CREATE TABLE with the binding on them.
+
+        Raises:
+            OmnigraphError: no such graph, table, branch or version, or options that don't fit.
+        """
+        if catalog.is_create_table(self.options):
+            return loading.catalog_schema(catalog.create_options(self.options))
+        return self._loaded().schema()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of one planned scan; of a catalog table it reads the newest snapshot.
+
+        Raises:
+            OmnigraphError: as `schema`, and a user's schema that isn't the frame's.
+        """
+        if "path" not in self.options and self._load is None:
+            return loading.catalog_reader(catalog.read_options(schema), schema)
+        return self._loaded().reader(schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer of one write.
+
+        Raises:
+            OmnigraphError: as `OmnigraphWriter`.
+        """
+        from omnigraph_spark.spark.writer import OmnigraphWriter
+
+        return OmnigraphWriter(schema, self.options, overwrite)
+
+    def _loaded(self) -> Load:
+        if self._failure is not None:
+            raise self._failure
+        if self._load is None:
+            self._load = loading.resolve(self.options)
+        return self._load

@@ -1,0 +1,376 @@
+"""What a frame's schema says of the tables that it is written to; on the driver, read-only.
+
+A table frame goes to the table that the option `table` names; a whole-graph frame to those of its
+definitions, else to those that the graph has (DESIGN 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyspark.sql.types import StringType, StructField, StructType
+
+from omnigraph_spark.arrow.frame_batches import TABLE
+from omnigraph_spark.errors import (
+    IntegrityError,
+    OptionError,
+    SchemaMismatchError,
+)
+from omnigraph_spark.manifest.snapshot import Snapshot, load
+from omnigraph_spark.options import WriteOptions
+from omnigraph_spark.schema.property_types import EngineType
+from omnigraph_spark.spark import field_metadata, frames, merge_schema, spark_types
+from omnigraph_spark.spark.field_metadata import ReadMark
+from omnigraph_spark.spark.frames import Definitions
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.plan import (
+    CREATE,
+    DELETE,
+    MERGE,
+    OVERWRITE,
+    NewTable,
+    TableTarget,
+    WritePlan,
+    head,
+    plan_write,
+)
+from omnigraph_spark.write.tasks.routing import Routing
+
+_ENDS = ("src", "dst")
+_BOTH_FORMS = (
+    "Write one table: .option('table', 'node:Person'). Or write a whole graph: a frame with the "
+    "column _table, as omnigraph_spark.pack({'node:Person': people, 'edge:Knows': knows}) makes it"
+)
+
+
+@dataclass(frozen=True)
+class FramePlan:
+    """A write's plan and where its rows go; plain data, picklable.
+
+    `lists_tables` is False for a whole-graph frame that lost its definitions: then the tables that
+    `_table` names in its rows are the ones written. `demanded` are the tables that
+    `expectedTableVersions` names.
+    """
+
+    plan: WritePlan
+    routing: Routing
+    lists_tables: bool = True
+    demanded: frozenset[str] = frozenset()
+
+
+def plan_frame(
+    options: WriteOptions, schema: StructType, declared: StructType | None = None
+) -> FramePlan:
+    """Plan the write of one frame.
+
+    `declared` are the columns that CREATE TABLE declared, for a table that the first INSERT
+    creates.
+
+    Raises:
+        OptionError: a frame of neither form, or options that name a type that isn't written.
+        SchemaMismatchError, IntegrityError, TableNotFoundError: the frame doesn't fit.
+        ExpectedVersionMismatch, UnsupportedError, UnsupportedManifestVersion, RecoveryPendingError,
+        StorageError: as `plan.plan_write`.
+    """
+    if options.table is None and TABLE not in schema.names:
+        raise OptionError(
+            "The frame doesn't say where its rows go",
+            expected="the option table, or the column _table",
+            found=f"columns {', '.join(schema.names)[:300]}" if schema.names else "no columns",
+            hint=_BOTH_FORMS,
+        )
+    if options.table is None:
+        return _plan_whole_graph(options, schema)
+    storage = Storage.at(options.path, options.storage)
+    snapshot = head(storage, options)
+    key = _table_key(snapshot, options.table)
+    return FramePlan(
+        _plan_tables(storage, snapshot, options, {key: schema}, {key: declared or schema}, None),
+        Routing(single=key),
+    )
+
+
+def plan_frames(options: WriteOptions, schemas: Mapping[str, StructType]) -> WritePlan:
+    """Plan one commit of many table frames, by table key.
+
+    Raises:
+        OptionError: no frames, or a key that is no table key.
+        OmnigraphError: as `plan_frame`.
+    """
+    if not schemas:
+        raise OptionError("No frames to write", expected="{'node:Person': people, …}")
+    storage = Storage.at(options.path, options.storage)
+    snapshot = head(storage, options)
+    by_key = {_table_key(snapshot, name): schema for name, schema in schemas.items()}
+    if len(by_key) != len(schemas):
+        raise OptionError("Two frames are for one table", found=", ".join(schemas))
+    return _plan_tables(storage, snapshot, options, by_key, by_key, None)
+
+
+def key_among(plan: WritePlan, name: str) -> str:
+    """Return the table of a plan that a user's name means: its key, or its bare type name."""
+    return next(key for key in plan.targets if name in (key, key.partition(":")[2]))
+
+
+def restored(plan: WritePlan, schema: StructType) -> FramePlan:
+    """Return the plan of one table of `plan_frames`, in the process that stages its frame."""
+    (target,) = plan.targets.values()
+    _check(schema, target)
+    return FramePlan(plan, Routing(single=target.table_key))
+
+
+def _plan_whole_graph(options: WriteOptions, schema: StructType) -> FramePlan:
+    storage = Storage.at(options.path, options.storage)
+    snapshot = head(storage, options)
+    known = frames.definitions(schema)
+    keys = list(known.tables) if known is not None else list(snapshot.tables)
+    if known is None and not keys:
+        raise OptionError(
+            "The frame doesn't say which columns are whose, and the graph has no tables",
+            expected="a frame with definitions, or a graph that has the tables",
+            hint=_BOTH_FORMS,
+        )
+    given = known.tables if known is not None else {}
+    plan = _plan_tables(storage, snapshot, options, dict.fromkeys(keys), given, known, schema)
+    tables = {key: _as_spark(target, given.get(key)) for key, target in plan.targets.items()}
+    owned = frames.ownership(schema, tables)
+    _refuse_strangers(schema, owned)
+    # Without definitions nobody knows which tables will have rows: what those lack, their tasks
+    # refuse.
+    for key, target in plan.targets.items() if known is not None else ():
+        _check(_own_frame(schema, owned[key]), target)
+    demanded = frozenset(options.expected_table_versions)
+    return FramePlan(plan, Routing(ownership=owned), known is not None, demanded)
+
+
+def _plan_tables(
+    storage: Storage,
+    snapshot: Snapshot,
+    options: WriteOptions,
+    written: Mapping[str, StructType | None],
+    definitions: Mapping[str, StructType],
+    known: Definitions | None,
+    carrier: StructType | None = None,
+) -> WritePlan:
+    """Plan tables and check the frames (`written`; None: later) against those that exist."""
+    _refuse_unwritten(options, written)
+    new = {
+        key: _new_table(key, definitions[key], options, known)
+        if key in definitions and key not in snapshot.tables and options.mode != DELETE
+        else None
+        for key in written
+    }
+    schemas = [schema for schema in (*written.values(), carrier) if schema is not None]
+    versions = (
+        {} if options.last_writer_wins else _versions_read(storage, options, schemas, written)
+    )
+    plan = plan_write(storage, options, new, versions)
+    if options.merge_schema:
+        given = {key: schema for key, schema in written.items() if schema is not None}
+        plan = merge_schema.widened(plan, options, {**definitions, **given})
+    for key, schema in written.items():
+        if schema is not None:
+            _check(schema, plan.targets[key])
+    made = frozenset(
+        key for key, schema in written.items() if schema is not None and "id" not in schema.names
+    )
+    edges = frozenset(key for key in made if layout.is_edge(key))
+    return replace(plan, integrity=replace(plan.integrity, made_ids=edges))
+
+
+def _table_key(snapshot: Snapshot, name: str) -> str:
+    if layout.is_table_key(name) or ":" in name:
+        layout.split_table_key(name)
+        return name
+    layout.check_type_name(name)
+    return snapshot.resolve(name)
+
+
+def _refuse_unwritten(options: WriteOptions, written: Collection[str]) -> None:
+    """Refuse options for the creation of tables that this write doesn't have: mistyped names."""
+    types = {layout.split_table_key(key)[1] for key in written}
+    named = {
+        "endpoints": options.endpoints,
+        "keys": options.keys,
+        "types": {column.partition(".")[0]: None for column in options.types},
+    }
+    for option, mapping in named.items():
+        for name in mapping:
+            if name not in types:
+                raise OptionError(
+                    f"Option {option} names {name}, which this write doesn't have",
+                    expected=", ".join(sorted(types)),
+                )
+
+
+def _check(schema: StructType, target: TableTarget) -> None:
+    may_lack = ("id",) if target.key is not None or layout.is_edge(target.table_key) else ()
+    if target.mode == DELETE:
+        _check_has_id(schema, target)
+        schema = StructType([field for field in schema.fields if field.name == "id"])
+        may_lack = tuple(target.schema.names)
+    if target.mode == MERGE:
+        _check_has_id(schema, target)
+        may_lack = tuple(target.schema.names)
+    spark_types.check_frame(schema, target.schema, target.table_key, may_lack)
+
+
+def _check_has_id(schema: StructType, target: TableTarget) -> None:
+    """Refuse an upsert's frame without `id`, but where a key of the table stands for it."""
+    if "id" in schema.names or target.key in schema.names:
+        return
+    raise IntegrityError(
+        f"The frame for {target.table_key} lacks column id, by which rows are found",
+        expected="id STRING" if target.key is None else f"id STRING, or the key {target.key}",
+        found=", ".join(schema.names)[:300],
+        hint="Add the column id",
+        table_key=target.table_key,
+        rule="not null",
+        samples=[],
+        column="id",
+    )
+
+
+# --- new tables ----------------------------------------------------------------------------------
+
+
+def _new_table(
+    key: str, schema: StructType, options: WriteOptions, known: Definitions | None
+) -> NewTable:
+    """Return how a table that the graph doesn't have is created from a frame's schema."""
+    kind, name = layout.split_table_key(key)
+    ends = _ENDS if kind == layout.EDGE else ()
+    columns = [field for field in schema.fields if field.name not in ("id", *ends)]
+    spark_types.check_new_names([field.name for field in columns], key)
+    texts = {
+        column.partition(".")[2]: text
+        for column, text in options.types.items()
+        if column.partition(".")[0] == name
+    }
+    for column in texts:
+        if column not in schema.names:
+            raise OptionError(
+                f"Option types names {name}.{column}, which the frame doesn't have",
+                expected=", ".join(schema.names)[:300],
+            )
+    made = {f.name: spark_types.new_property(f, texts.get(f.name)) for f in columns}
+    engine: dict[str, EngineType] = {n: c.engine for n, c in made.items() if c.engine is not None}
+    key_column = _key_of(name, options, known, [n for n, c in made.items() if c.key])
+    if kind == layout.EDGE:
+        key_column = None
+    for field in ("id", *ends):
+        _check_system_column(
+            schema, field, key, optional=field == "id" and (bool(ends) or key_column is not None)
+        )
+    system = [pa.field(field, pa.utf8(), nullable=False) for field in ("id", *ends)]
+    return NewTable(
+        schema=pa.schema([*system, *(made[n].field for n in sorted(made))]),
+        key=key_column,
+        endpoints=options.endpoints.get(name) or (known.endpoints.get(name) if known else None),
+        carried=engine,
+    )
+
+
+def _key_of(
+    name: str, options: WriteOptions, known: Definitions | None, carried: list[str]
+) -> str | None:
+    if name in options.keys:
+        return options.keys[name]
+    if known is not None:
+        return known.keys.get(name)
+    return carried[0] if len(carried) == 1 else None
+
+
+def _check_system_column(schema: StructType, name: str, key: str, *, optional: bool) -> None:
+    field = next((f for f in schema.fields if f.name == name), None)
+    if field is None and not optional:
+        kind = IntegrityError if name == "id" else SchemaMismatchError
+        raise kind(
+            f"The frame for {key} lacks column {name}",
+            expected=f"{name} STRING",
+            found=", ".join(schema.names)[:300],
+            hint="Add it; a node's id may be left out only where option keys names a key"
+            if name == "id"
+            else "Add it",
+            table_key=key,
+            rule="not null",
+            samples=[],
+        )
+    if field is not None:
+        arrow = pa.field(name, spark_types.arrow_type(field.dataType, name))
+        spark_types.check_frame(
+            StructType([field]), pa.schema([arrow.with_type(pa.utf8())]), key, (name,)
+        )
+
+
+# --- whole-graph frames --------------------------------------------------------------------------
+
+
+def _as_spark(target: TableTarget, defined: StructType | None) -> StructType:
+    """Return a table's frame schema: as the frame defines it, else from what is stored."""
+    if defined is not None and target.mode == CREATE:
+        return defined
+    return StructType([spark_types.spark_field(field) for field in target.schema])
+
+
+def _own_frame(schema: StructType, owned: Mapping[str, str]) -> StructType:
+    """Return the part of a whole-graph frame that feeds one table, under the table's names."""
+    return StructType(
+        [
+            StructField(owned[field.name], field.dataType, field.nullable)
+            for field in schema.fields
+            if field.name in owned
+        ]
+    )
+
+
+def _refuse_strangers(schema: StructType, owned: Mapping[str, Mapping[str, str]]) -> None:
+    """Refuse columns that belong to no table of the write, and a `_table` that is no text."""
+    fed = {name for columns in owned.values() for name in columns}
+    for field in schema.fields:
+        if field.name == TABLE:
+            if not isinstance(field.dataType, StringType):
+                raise SchemaMismatchError(
+                    f"Column {TABLE} has another type",
+                    expected="STRING",
+                    found=field.dataType.simpleString().upper(),
+                    column=TABLE,
+                )
+        elif field.name not in fed and field.name not in _ENDS:
+            raise SchemaMismatchError(
+                f"Column {field.name} belongs to no table of this write, or has another type there",
+                expected="columns of the tables; omnigraph_spark.pack says which are whose",
+                found=f"{field.name} {field.dataType.simpleString().upper()}",
+                hint="Drop the column, cast it, or add the property to a table first",
+                column=field.name,
+            )
+
+
+# --- the version that was read -------------------------------------------------------------------
+
+
+def _versions_read(
+    storage: Storage,
+    options: WriteOptions,
+    schemas: Collection[StructType],
+    written: Collection[str],
+) -> dict[str, int]:
+    """Return the table versions that an overwrite's or upsert's frames were read from (DESIGN 5).
+
+    The lowest graph version that the fields name counts. A graph that was moved since has another
+    name, and nothing is expected then.
+    """
+    marks = [
+        mark
+        for schema in schemas
+        for mark in field_metadata.read_marks(schema)
+        if mark.graph == storage.root and mark.branch == options.branch
+    ]
+    if not marks or options.mode not in (OVERWRITE, MERGE, DELETE):
+        return {}
+    lowest: ReadMark = min(marks, key=lambda mark: mark.version)
+    snapshot = load(storage, options.branch, lowest.version)
+    return {key: snapshot.version(key) for key in written}

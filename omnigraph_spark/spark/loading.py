@@ -1,0 +1,197 @@
+"""From the options of a load to one pinned snapshot, and from it to schemas and readers.
+
+A `Load` is plain data: it is pickled with the data source, so all scans of a DataFrame, and tasks
+that run again, see the same version of every table (DESIGN 7). All of it runs on the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from omnigraph_spark import options
+from omnigraph_spark.errors import GraphNotFoundError, TableNotFoundError
+from omnigraph_spark.manifest import snapshot
+from omnigraph_spark.manifest.snapshot import Snapshot
+from omnigraph_spark.options import ReadOptions
+from omnigraph_spark.refs import changes, refs
+from omnigraph_spark.refs.changes import Feed
+from omnigraph_spark.spark import ddl, field_metadata
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+
+@dataclass
+class Load:
+    """What one load reads: options, and the snapshot that they meant when it was made."""
+
+    storage: Storage
+    options: ReadOptions
+    snapshot: Snapshot
+    span: changes.Span | None = None
+    table_schemas: Mapping[str, pa.Schema] | None = field(default=None, repr=False)
+    feed: Feed | None = field(default=None, repr=False)
+    feed_tables: Mapping[str, StructType] | None = field(default=None, repr=False)
+
+    def schema(self) -> StructType:
+        """Return the frame's columns.
+
+        Raises:
+            OmnigraphError: no such table or column, or types that Spark doesn't have.
+        """
+        from omnigraph_spark.spark import feed_reader, frame_schema, metadata_reader
+
+        if self.span is not None:
+            return feed_reader.feed_schema(self._feed(self.span)[1])
+        if self.options.metadata is not None:
+            return metadata_reader.metadata_schema(self.options.metadata)
+        schema, self.table_schemas = frame_schema.read_schema(
+            self.storage, self.snapshot, self.options
+        )
+        return schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of one planned scan.
+
+        Raises:
+            OmnigraphError: as `schema`, and a user's schema that isn't the frame's.
+        """
+        from omnigraph_spark.spark.feed_reader import FeedReader
+        from omnigraph_spark.spark.metadata_reader import MetadataReader
+        from omnigraph_spark.spark.reader import OmnigraphReader
+
+        if self.span is not None:
+            feed, tables = self._feed(self.span)
+            most = self.options.max_partition_bytes
+            return FeedReader(self.storage, feed, tables, most, schema)
+        if self.options.metadata is not None:
+            return MetadataReader(self.storage, self.snapshot, self.options.metadata, schema)
+        return OmnigraphReader(
+            self.storage, self.snapshot, self.options, schema, self.table_schemas
+        )
+
+    def _feed(self, span: changes.Span) -> tuple[Feed, Mapping[str, StructType]]:
+        """Return what the feed reads; planned once, since a span's past doesn't change."""
+        from omnigraph_spark.spark.feed_reader import feed_tables
+
+        if self.feed is None or self.feed_tables is None:
+            self.feed = changes.feed(self.storage, span, self.options.table)
+            most = self.options.max_partition_bytes
+            self.feed_tables = feed_tables(self.storage, self.feed, most)
+        return self.feed, self.feed_tables
+
+
+def resolve(raw: Mapping[str, str]) -> Load:
+    """Return the load that options mean now.
+
+    Raises:
+        OptionError: an option is unknown, malformed, or for writing.
+        GraphNotFoundError, BranchNotFoundError, VersionNotFoundError: what the names say.
+        UnsupportedManifestVersion, CorruptManifestError, StorageError: the graph can't be read.
+    """
+    asked = ReadOptions.of(options.parse(raw))
+    storage = Storage.at(asked.path, asked.storage)
+    if asked.feed is not None:
+        span = changes.span(storage, asked.branch, asked.feed)
+        return Load(storage, asked, snapshot.load(storage, asked.branch, None), span)
+    branch, version = refs.resolve(
+        storage, asked.branch, asked.branch_given, asked.version_as_of, asked.timestamp_as_of
+    )
+    return Load(storage, asked, snapshot.load(storage, branch, version))
+
+
+def catalog_schema(raw: Mapping[str, str]) -> StructType:
+    """Return the columns of a new catalog table, bound to the options of its CREATE TABLE.
+
+    Raises:
+        TableNotFoundError, GraphNotFoundError: no such table yet, and the option `schema` isn't
+            there.
+        OmnigraphError: as `resolve`.
+    """
+    options.parse(raw)
+    declared = raw.get("schema")
+    columns = None if declared is None else ddl.parse_columns(declared)
+    reading = options.for_scope(raw, options.READ)
+    try:
+        found = resolve(reading).schema()
+        schema = found if columns is None else _declared(found, columns)
+    except (GraphNotFoundError, TableNotFoundError):
+        if columns is None or "table" not in raw:
+            raise
+        layout.split_table_key(raw["table"])
+        schema = columns
+    root = Storage.at(raw["path"]).root
+    return field_metadata.bind(_unpinned(schema), {**raw, "path": root})
+
+
+def _unpinned(schema: StructType) -> StructType:
+    """Return a schema without the version that it was read from: queries read the newest."""
+    from pyspark.sql.types import StructField, StructType
+
+    def kept(metadata: Mapping[str, object]) -> dict[str, object]:
+        return {key: value for key, value in metadata.items() if key != field_metadata.READ}
+
+    return StructType(
+        [StructField(f.name, f.dataType, f.nullable, kept(f.metadata)) for f in schema.fields]
+    )
+
+
+def _declared(found: StructType, declared: StructType) -> StructType:
+    """Return a table's own columns where the table is there already, if they are the declared ones.
+
+    Raises:
+        SchemaMismatchError: a declared column isn't there, or has another type.
+    """
+    from omnigraph_spark.errors import SchemaMismatchError
+    from omnigraph_spark.spark import spark_types
+
+    there = {one.name: one for one in found.fields}
+    for one in declared.fields:
+        own = there.get(one.name)
+        if own is None or not spark_types.same_type(own.dataType, one.dataType):
+            raise SchemaMismatchError(
+                f"The table is in the graph already, and its column {one.name} is another",
+                expected=f"{one.name} {one.dataType.simpleString().upper()}, by the option schema",
+                found="no such column" if own is None else own.dataType.simpleString().upper(),
+                hint="Leave the option schema out: the graph's own columns are taken",
+                column=one.name,
+            )
+    return found
+
+
+def catalog_reader(raw: Mapping[str, str], schema: StructType) -> DataSourceReader:
+    """Return the reader of one scan of a catalog table: the newest snapshot, unless it is pinned.
+
+    A table that its CREATE TABLE declared (option `schema`) has no rows until the first INSERT.
+
+    Raises:
+        OmnigraphError: as `resolve`.
+    """
+    try:
+        load = resolve(options.for_scope(raw, options.READ))
+        if load.options.table is not None and load.options.metadata is None:
+            load.snapshot.resolve(load.options.table)
+    except (GraphNotFoundError, TableNotFoundError):
+        if "schema" not in raw:
+            raise
+        return _NoRows()
+    return load.reader(schema)
+
+
+class _NoRows(DataSourceReader):
+    """Read nothing."""
+
+    def partitions(self) -> list[InputPartition]:
+        return []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from ()

@@ -1,0 +1,103 @@
+"""The option `mergeSchema`: columns of a frame that its table lacks become properties (driver).
+
+Only the plan changes here: what is added is written by the tasks and committed with the rows
+(`added_columns`), and the schema files learn of it after the publish (`property_files`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from omnigraph_spark import schema as engine_schema
+from omnigraph_spark.integrity import rules
+from omnigraph_spark.options import WriteOptions
+from omnigraph_spark.schema.model import EngineSchema, LeftOut, Property, engine_type_of
+from omnigraph_spark.spark import spark_types
+from omnigraph_spark.spark.spark_types import NewColumn
+from omnigraph_spark.write.plan import CREATE, TableTarget, WritePlan
+
+_log = logging.getLogger(__name__)
+
+
+def widened(
+    plan: WritePlan, options: WriteOptions, definitions: Mapping[str, StructType]
+) -> WritePlan:
+    """Return a plan whose existing tables get the columns that `definitions` have beyond theirs.
+
+    Every one of them is nullable: the rows that are there have no value for it.
+
+    Raises:
+        SchemaMismatchError: a name or type that no table can have; the column is named.
+        OptionError: option `types` says something that is no type.
+    """
+    targets, properties = dict(plan.targets), {}
+    for key, target in plan.targets.items():
+        if target.mode == CREATE or key not in definitions:
+            continue
+        name = key.partition(":")[2]
+        missing = [f for f in definitions[key].fields if f.name not in target.schema.names]
+        columns = [
+            spark_types.new_property(field, options.types.get(f"{name}.{field.name}"))
+            for field in sorted(missing, key=lambda field: field.name)
+        ]
+        if columns:
+            targets[key] = with_columns(target, [one.field for one in columns])
+            properties[key] = named(key, columns)
+    if targets == plan.targets:
+        return plan
+    schema = with_properties(engine_schema.read(plan.storage) or EngineSchema(), properties)
+    integrity = rules.of_write(
+        options.integrity, options.bad_records_path, schema.with_types(plan.new_types), targets
+    )
+    return replace(plan, targets=targets, new_properties=properties, integrity=integrity)
+
+
+def with_columns(target: TableTarget, fields: list[pa.Field]) -> TableTarget:
+    """Return a target whose table gets more columns, all of them nullable.
+
+    Raises:
+        SchemaMismatchError: a name that no column can have.
+    """
+    names = [field.name for field in fields]
+    there = target.schema.names
+    spark_types.check_new_names([*there, *names], target.table_key, there)
+    nullable = [field.with_nullable(True) for field in fields]
+    wide = pa.schema([*target.schema, *nullable], target.schema.metadata)
+    return replace(target, schema=wide, added=tuple(names))
+
+
+def named(table_key: str, columns: list[NewColumn]) -> tuple[Property, ...]:
+    """Return what the schema files may say of new columns; logs those that the engine can't see."""
+    found = []
+    for one in columns:
+        carried = {} if one.engine is None else {one.field.name: one.engine}
+        engine = engine_type_of(one.field.with_nullable(True), carried)
+        if isinstance(engine, LeftOut):
+            _log.warning(
+                "%s.%s is kept, and the engine doesn't see it: %s",
+                table_key,
+                engine.column,
+                engine.reason,
+            )
+        else:
+            found.append(Property(one.field.name, engine))
+    return tuple(found)
+
+
+def with_properties(
+    schema: EngineSchema, properties: Mapping[str, tuple[Property, ...]]
+) -> EngineSchema:
+    """Return a schema whose types have more properties; for rules, not for the files."""
+    changed = []
+    for key, new in properties.items():
+        one = schema.of_table(key)
+        if one is not None:
+            known = {p.name for p in new}
+            kept = tuple(p for p in one.properties if p.name not in known)
+            changed.append(replace(one, properties=(*kept, *new)))
+    return EngineSchema.of(changed).with_types(schema)

@@ -1,0 +1,232 @@
+"""Spark's side of a read: the frame's schema, its partitions, and the batches of one partition.
+
+`OmnigraphReader` is made on the driver in a planning process, once per planned scan, and pickled to
+the tasks; all that it holds is plain data. `partitions` runs on the driver, `read` on executors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from omnigraph_spark.arrow.frame_batches import TABLE, assemble
+from omnigraph_spark.arrow.to_spark import scan_options, to_spark_batch
+from omnigraph_spark.errors import StorageError
+from omnigraph_spark.manifest.snapshot import Snapshot
+from omnigraph_spark.options import ReadOptions
+from omnigraph_spark.read import filters, plan, user_filter
+from omnigraph_spark.read.batch_size import (
+    AHEAD_BYTES,
+    BATCH_BYTES,
+    LEAST_SHARE,
+    batch_rows,
+    column_share,
+)
+from omnigraph_spark.read.open_datasets import fragments_of, opened
+from omnigraph_spark.spark import spark_types
+from omnigraph_spark.spark.frame_schema import FrameColumns
+from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.storage.store import Storage
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+    from pyspark.sql.types import StructType
+
+
+class OmnigraphInputPartition(InputPartition):
+    """Some scans of tables, plain data; see `plan.Scan`."""
+
+    def __init__(self, scans: plan.Partition) -> None:
+        super().__init__(scans)
+
+
+class OmnigraphReader(DataSourceReader):
+    """Read the rows of one table, or of all tables as a whole-graph frame, at one snapshot."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        snapshot: Snapshot,
+        options: ReadOptions,
+        schema: StructType,
+        table_schemas: Mapping[str, pa.Schema] | None = None,
+    ) -> None:
+        """Check the frame's columns against the tables'; on the driver.
+
+        Args:
+            storage: The graph.
+            snapshot: The tables and their versions, resolved once per load.
+            options: What was asked for; `options.table` None reads the whole graph.
+            schema: The frame's columns: what `read_schema` gave, or a user's choice and order.
+            table_schemas: The stored schemas by table key, where they are known already; that saves
+                opening every table.
+
+        Raises:
+            TableNotFoundError: the snapshot has no such table.
+            SchemaMismatchError: the schema has a column that the frame hasn't, or of another type.
+            StorageError: a table isn't there, or the store failed.
+        """
+        self._storage = storage
+        self._options = options
+        self._schema = schema
+        self._columns = FrameColumns.of(storage, snapshot, options, schema, table_schemas)
+        self._entries = {
+            key: replace(snapshot.entry(key), metadata={}) for key in self._columns.tables
+        }
+        self._predicates: dict[str, filters.Predicate] = dict.fromkeys(self._entries, True)
+        if options.push_down_filters and hasattr(DataSourceReader, "pushFilters"):
+            self.pushFilters = _PushFilters(self)  # type: ignore[method-assign,assignment]
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state.pop("pushFilters", None)  # of use on the driver only
+        return state
+
+    def push(self, spark_filters: Sequence[Any]) -> Iterable[Any]:
+        """Take over the filters that Lance answers exactly; return those left to Spark."""
+        pushed = filters.push(
+            spark_filters, self._columns.fields, TABLE if self._columns.whole_graph else None
+        )
+        self._predicates = dict(pushed.predicates)
+        return [
+            one for one, handled in zip(spark_filters, pushed.handled, strict=True) if not handled
+        ]
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Plan the read; on the driver, once per action, from metadata of the tables that are left.
+
+        Raises:
+            OptionError: the option `filter` is malformed, or names a column that no table has.
+            StorageError: a table isn't there, or the store failed.
+        """
+        left = [entry for key, entry in self._entries.items() if self._predicates[key] is not False]
+        # A filter of the user's is checked against every table, so that a pruned one can't hide a
+        # wrong name.
+        needed = left if self._options.filter is None else [*self._entries.values()]
+        datasets = plan.open_tables(self._storage, needed)
+        if self._options.filter is not None:
+            fitting = user_filter.fitting_tables(self._options.filter, datasets)
+            left = [entry for entry in left if entry.table_key in fitting]
+        filtered = {entry.table_key: self._filter(entry.table_key) is not None for entry in left}
+        shares = {key: self._share(key, datasets[key]) for key in filtered}
+        planned = plan.plan(left, datasets, self._options.max_partition_bytes, filtered, shares)
+        return [OmnigraphInputPartition(scans) for scans in planned]
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """Give the rows of one partition; on an executor, restarted from the beginning on a retry.
+
+        Yields:
+            Batches of exactly the frame's Arrow schema.
+
+        Raises:
+            StorageError: a file is missing or damaged, or fewer rows came than the table has.
+            SchemaMismatchError, CorruptManifestError: a stored value that the frame can't hold.
+        """
+        # Spark makes InputPartition(None) of an empty list (FACTS 5); 4.0 makes None of it.
+        scans: plan.Partition = () if partition is None else partition.value or ()
+        for scan in scans:
+            yield from self._scan(scan)
+
+    def _scan(self, scan: plan.Scan) -> Iterator[pa.RecordBatch]:
+        target = spark_types.arrow_schema(self._schema)
+        names = self._names(scan.table_key)
+        where = self._filter(scan.table_key)
+        count = 0
+        with translated(f"Reading {scan.table_key} of {self._storage.root}"):
+            dataset = opened(self._storage, scan)
+            stored = dataset.schema
+            for batch in self._scanner(dataset, scan, names, where).to_batches():
+                count += batch.num_rows
+                if batch.num_rows:
+                    yield self._framed(batch, target, scan.table_key, stored)
+        if where is None and count != scan.expected_rows:
+            raise StorageError(
+                f"Reading {scan.table_key} of {self._storage.root} gave another number of rows",
+                expected=f"{scan.expected_rows} rows in fragments {list(scan.fragments)[:20]}",
+                found=f"{count} rows",
+                hint="The table's files are damaged; compare them with a copy",
+            )
+
+    def _scanner(
+        self, dataset: LanceDataset, scan: plan.Scan, names: list[str], where: str | None
+    ) -> Any:
+        offset = limit = None
+        if scan.rows is not None:
+            start, end = scan.rows
+            if where is None:
+                offset, limit = start, end - start
+            else:
+                first = scan.fragments[0] << 32
+                where = _both(where, f"_rowaddr >= {first + start} AND _rowaddr < {first + end}")
+        rows = self._options.batch_size
+        fragments = fragments_of(dataset, scan)
+        return dataset.scanner(
+            columns=names or ["_rowid"],
+            filter=where,
+            fragments=fragments,
+            offset=offset,
+            limit=limit,
+            batch_size=rows or batch_rows(fragments, dataset.schema, names),
+            batch_size_bytes=BATCH_BYTES if rows is None else None,
+            io_buffer_size=AHEAD_BYTES,
+            **scan_options(dataset.schema),
+        )
+
+    def _share(self, key: str, dataset: LanceDataset) -> float:
+        """Return about what part of a table's bytes its scans read."""
+        where = self._filter(key)
+        if where is None:
+            return column_share(dataset.schema, self._names(key))
+        # Each task would ask the index again. Without one, a filter reads columns of its own.
+        return LEAST_SHARE if plan.index_answers(dataset, where) else 1.0
+
+    def _names(self, key: str) -> list[str]:
+        """Return the columns that are scanned of a table."""
+        return [*self._columns.owned(key).values()]
+
+    def _filter(self, key: str) -> str | None:
+        """Return all that a row of the table must satisfy as Lance's SQL, None for nothing."""
+        predicate = self._predicates[key]
+        assert predicate is not False
+        return _both(
+            user_filter.enclosed(self._options.filter), predicate if predicate is not True else None
+        )
+
+    def _framed(
+        self, batch: pa.RecordBatch, target: pa.Schema, key: str, stored: pa.Schema
+    ) -> pa.RecordBatch:
+        """Return a scanned batch as the frame has it."""
+        if self._columns.whole_graph:
+            return assemble(key, batch, target, self._columns.owned(key), stored)
+        return to_spark_batch(batch, target, stored)
+
+
+class _PushFilters:
+    """The reader's `pushFilters`, in a shape that Spark takes whatever its setting is (FACTS 7).
+
+    Only there with the option `pushDownFilters`: Spark keeps what a push-down planned with the
+    frame, and gives the frame's next use the rows of the last one (docs/push_down.md).
+
+    Spark 4.3 refuses every read of a reader that overrides `pushFilters` while push-down is off,
+    and compares `pushFilters.__func__` with the base class's function to tell.
+    """
+
+    def __init__(self, reader: OmnigraphReader) -> None:
+        self._reader = reader
+
+    @property
+    def __func__(self) -> Any:
+        return DataSourceReader.pushFilters
+
+    def __call__(self, spark_filters: list[Any]) -> Iterable[Any]:
+        return self._reader.push(spark_filters)
+
+
+def _both(left: str | None, right: str | None) -> str | None:
+    if left is None or right is None:
+        return left or right
+    return f"({left}) AND ({right})"

@@ -1,0 +1,1 @@
+"""What lies on a disk or an object store: the only place that opens datasets and objects."""

@@ -1,0 +1,92 @@
+"""Field ids for columns that come and go; Lance itself numbers them, on an empty table in memory.
+
+A new column gets an id above every id that the table's columns and its data files have, so that a
+dropped column's old values never show under a new column of its name. Runs on executors when they
+stage and on the driver when it commits; opens no file and writes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from omnigraph_spark.storage import field_map
+from omnigraph_spark.storage.field_map import FieldMap
+from omnigraph_spark.storage.lance_errors import translated
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+    from lance.schema import LanceSchema
+
+_PAD = "__pad{}"
+
+
+def with_columns(dataset: LanceDataset, fields: Iterable[pa.Field]) -> LanceSchema:
+    """Return a dataset's schema with more columns behind it, all of them with new ids.
+
+    Raises:
+        StorageError: Lance doesn't take a column.
+    """
+    fields = list(fields)
+    if not fields:
+        return dataset.lance_schema
+    used = max(entry[1] for entry in field_map.of_dataset(dataset))
+    files = (file for fragment in dataset.get_fragments() for file in fragment.data_files())
+    highest = max((number for file in files for number in file.fields), default=-1)
+    pads = [_PAD.format(number) for number in range(used + 1, highest + 1)]
+    with translated("Numbering new columns"):
+        empty = _empty(dataset)
+        if pads:
+            empty.add_columns(pa.schema([pa.field(name, pa.bool_()) for name in pads]))
+        empty.add_columns(pa.schema(fields))
+        if pads:
+            empty.drop_columns(pads)
+        return empty.lance_schema
+
+
+def without_columns(dataset: LanceDataset, names: Iterable[str]) -> LanceSchema:
+    """Return a dataset's schema without some of its columns."""
+    with translated("Leaving out columns"):
+        empty = _empty(dataset)
+        empty.drop_columns(list(names))
+        return empty.lance_schema
+
+
+def with_names(dataset: LanceDataset, names: Mapping[str, str]) -> LanceSchema:
+    """Return a dataset's schema with other names for some columns (old to new), ids as they are."""
+    with translated("Renaming columns"):
+        empty = _empty(dataset)
+        for old, new in names.items():
+            empty.alter_columns({"path": old, "name": new})  # type: ignore[dict-item]
+        return empty.lance_schema
+
+
+def renumbered(
+    fragments: Iterable[dict[str, Any]], before: FieldMap, after: FieldMap
+) -> list[dict[str, Any]]:
+    """Return fragments whose files' columns have the ids of `after`, found by their paths.
+
+    Every path of `before` must be in `after`.
+    """
+    ids = {path: number for path, number, _, _ in after}
+    new = {number: ids[path] for path, number, _, _ in before}
+    return [
+        {
+            **fragment,
+            "files": [
+                {**file, "fields": [new.get(number, number) for number in file["fields"]]}
+                for file in fragment["files"]
+            ],
+        }
+        for fragment in fragments
+    ]
+
+
+def _empty(dataset: LanceDataset) -> LanceDataset:
+    import lance
+
+    return lance.LanceDataset.commit(
+        "memory://", lance.LanceOperation.Overwrite(dataset.lance_schema, [])
+    )

@@ -1,0 +1,393 @@
+"""The only place that opens Lance datasets and plain objects of a graph.
+
+A `Storage` is plain data (root URI and storage options), so it is pickled to executors and opened
+there again; its `repr` shows no secret. Everything below the root is named by relative locations.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from omnigraph_spark.errors import OptionError
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
+from omnigraph_spark.storage.newest_version import newest_version
+from omnigraph_spark.storage.python_workers import keep_loaded_modules
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from lance import LanceDataset
+    from lance.file import LanceFileReader
+
+_OBJECT_SCHEMES = ("s3", "s3+ddb", "gs", "az", "abfss")
+_DATA_STORAGE_VERSION = "2.2"
+_DELETED_AT_ONCE = 1000
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
+_CLIENT_OPTIONS = frozenset(
+    {
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "timeout",
+        "proxy_url",
+        "user_agent",
+    }
+)
+_LANCE_ONLY = frozenset(
+    {
+        "ddbtablename",
+        "ddbcommitengine",
+        "download_retry_count",
+        "client_max_retries",
+        "client_retry_timeout",
+    }
+)
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """A plain object: its path, its bytes, and when the store says it was last modified (UTC)."""
+
+    path: str
+    size: int
+    last_modified: datetime
+    e_tag: str | None = None
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A graph's root and how to reach it; immutable and picklable, equal by root and options."""
+
+    root: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __hash__(self) -> int:
+        return hash((self.root, tuple(sorted(self.options.items()))))
+
+    @classmethod
+    def at(cls, path: str, options: Mapping[str, str] | None = None) -> Storage:
+        """Return the storage of the graph at `path`; opens and creates nothing.
+
+        Raises:
+            OptionError: an unknown scheme, a relative URI, or user info inside the URI.
+        """
+        return cls(normalize_root(path), {k.lower(): v for k, v in (options or {}).items()})
+
+    def is_local(self) -> bool:
+        """Tell whether the root is a folder of this machine."""
+        return self.root.startswith("/")
+
+    def uri(self, *parts: str) -> str:
+        """Return the full URI of a location below the root."""
+        # The parameters of `s3+ddb://bucket/graph?ddbTableName=…` belong behind the whole path.
+        base, mark, parameters = self.root, "", ""
+        if not self.is_local():
+            base, mark, parameters = self.root.partition("?")
+        return "/".join((base, *parts)) + mark + parameters
+
+    def dataset_uri(self, location: str, branch: str | None = None) -> str:
+        """Return the URI of a dataset, or of its Lance branch (`{dataset}/tree/{branch}`)."""
+        branch = layout.lance_branch(branch)
+        return self.uri(location) if branch is None else self.uri(location, "tree", branch)
+
+    def dataset(
+        self, location: str, branch: str | None = None, version: int | None = None
+    ) -> LanceDataset:
+        """Open a dataset at `version` (None: its newest); works on driver and executors.
+
+        The handle of a branch can be committed to, so a branch whose base paths point elsewhere (a
+        moved graph) fails at its first read of data: readers call `relocation.open_for_reading`.
+
+        Raises:
+            DatasetNotFoundError: no dataset, or no such version of it, is there.
+            StorageError: the store failed.
+        """
+        uri = self.dataset_uri(location, branch)
+        if version is None and self.is_local() and location in layout.OWN_DATASETS:
+            newest = newest_version(uri)
+            if newest is not None:
+                with suppress(DatasetNotFoundError):  # removed in between: there are newer ones
+                    return self._open(location, uri, newest)
+        return self._open(location, uri, version)
+
+    def _open(self, location: str, uri: str, version: int | None) -> LanceDataset:
+        with translated(f"Opening {location} of {self.root}"):
+            import lance
+
+            keep_loaded_modules()
+            return lance.dataset(uri, version=version, storage_options=self.lance_options())
+
+    def create_dataset(
+        self, location: str, rows: pa.Table, *, stable_row_ids: bool = True
+    ) -> LanceDataset:
+        """Make a dataset with its first rows in one commit; one of several creators succeeds.
+
+        `lance.write_dataset(mode="create")` doesn't do: its Overwrite rebases, so that a slower
+        creator replaces what a faster one, or anybody after it, has written. V2 manifest names,
+        data storage 2.2, no auto-cleanup (DESIGN 5, "Datasets").
+
+        Raises:
+            StorageError: the store failed, or somebody else's dataset is there; its cause then is
+                `Outcome.CONFLICT`. A data file of ours may be left, which no version names.
+        """
+        import lance
+        from lance.fragment import write_fragments
+
+        uri, options = self.dataset_uri(location), self.lance_options()
+        with translated(f"Creating {location} of {self.root}"):
+            fragments = (
+                write_fragments(
+                    rows,
+                    uri,
+                    mode="create",
+                    data_storage_version=_DATA_STORAGE_VERSION,
+                    enable_stable_row_ids=stable_row_ids,
+                    storage_options=options,
+                )
+                if rows.num_rows
+                else []
+            )
+            return lance.LanceDataset.commit(
+                uri,
+                lance.LanceOperation.Overwrite(rows.schema, fragments),
+                max_retries=0,
+                enable_v2_manifest_paths=True,
+                enable_stable_row_ids=stable_row_ids,
+                storage_options=options,
+            )
+
+    def data_file(self, path: str, columns: Sequence[str]) -> LanceFileReader:
+        """Open one data file below the root that no version names yet (staged fragments).
+
+        Raises:
+            StorageError: it isn't there, or the store failed.
+        """
+        from lance.file import LanceFileReader
+
+        uri = self.uri(path).replace("s3+ddb://", "s3://", 1).partition("?")[0]
+        with translated(f"Opening {path} of {self.root}"):
+            return LanceFileReader(
+                self.uri(path) if self.is_local() else uri,
+                storage_options=self.lance_options(),
+                columns=list(columns),
+            )
+
+    def has_dataset(self, location: str, branch: str | None = None) -> bool:
+        """Tell whether a dataset is at a location.
+
+        Raises:
+            StorageError: the store failed; absence alone is False.
+        """
+        try:
+            self.dataset(location, branch)
+        except DatasetNotFoundError:
+            return False
+        return True
+
+    def lance_options(self) -> dict[str, str] | None:
+        """Return the storage options for Lance calls (None for local folders)."""
+        return dict(self.options) or None
+
+    # --- plain objects -------------------------------------------------------------------------
+
+    def get(self, path: str) -> bytes | None:
+        """Return an object's bytes, or None where it isn't there.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        import obstore
+
+        if self.is_local() and not os.path.isdir(self.root):
+            return None
+        try:
+            with translated(f"Reading {path} of {self.root}"):
+                return bytes(obstore.get(self._objects(), path).bytes())
+        except DatasetNotFoundError:
+            return None
+
+    def get_range(self, path: str, start: int, size: int) -> bytes | None:
+        """Return some bytes of an object, or None where it isn't there.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        import obstore
+
+        try:
+            with translated(f"Reading {path} of {self.root}"):
+                return bytes(obstore.get_range(self._objects(), path, start=start, length=size))
+        except DatasetNotFoundError:
+            return None
+
+    def head(self, path: str) -> ObjectInfo | None:
+        """Return what the store says of an object, None where it isn't there.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        import obstore
+
+        if self.is_local() and not os.path.isdir(self.root):
+            return None
+        try:
+            with translated(f"Looking at {path} of {self.root}"):
+                meta = obstore.head(self._objects(), path)
+        except DatasetNotFoundError:
+            return None
+        e_tag = meta["e_tag"]
+        return ObjectInfo(
+            path, meta["size"], meta["last_modified"], e_tag.strip('"') if e_tag else None
+        )
+
+    def object_path(self, path: str) -> str:
+        """Return the path that the store knows an object by: no scheme, bucket or leading slash."""
+        root = self.root if self.is_local() else self.root.split("://", 1)[1].partition("/")[2]
+        return "/".join(part for part in (root.strip("/"), path) if part)
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write an object, replacing what is there, in one step that a crash can't tear.
+
+        Raises:
+            StorageError: the store failed; the old object, if any, is unharmed.
+        """
+        import obstore
+
+        with translated(f"Writing {path} of {self.root}"):
+            obstore.put(self._objects(), path, data)
+
+    def delete(self, path: str) -> None:
+        """Delete an object; one that isn't there is no error.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        import obstore
+
+        if self.is_local() and not os.path.isdir(self.root):
+            return
+        try:
+            with translated(f"Deleting {path} of {self.root}"):
+                obstore.delete(self._objects(), path)
+        except DatasetNotFoundError:
+            return
+
+    def delete_many(self, paths: Sequence[str]) -> None:
+        """Delete objects, in few requests where the store can; those that aren't there don't count.
+
+        Raises:
+            StorageError: the store failed; some may be deleted.
+        """
+        import obstore
+
+        for start in range(0, len(paths), _DELETED_AT_ONCE):
+            chunk = [*paths[start : start + _DELETED_AT_ONCE]]
+            try:
+                with translated(f"Deleting {len(chunk)} objects of {self.root}"):
+                    obstore.delete(self._objects(), chunk)
+            except DatasetNotFoundError:
+                for path in chunk:
+                    self.delete(path)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        """List the objects below a folder, sorted by path; an absent folder is an empty list.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        import obstore
+
+        if self.is_local() and not os.path.isdir(self.uri(prefix)):
+            return []
+        with translated(f"Listing {prefix} of {self.root}"):
+            found = [
+                ObjectInfo(meta["path"], meta["size"], meta["last_modified"])
+                for chunk in obstore.list(self._objects(), prefix=prefix)
+                for meta in chunk
+            ]
+        return sorted(found, key=lambda info: info.path)
+
+    def _objects(self) -> Any:
+        return _object_store(self)
+
+
+@lru_cache(maxsize=64)
+def _object_store(storage: Storage) -> Any:
+    from obstore.store import LocalStore, from_url
+
+    if storage.is_local():
+        os.makedirs(storage.root, exist_ok=True)
+        return LocalStore(prefix=storage.root)
+    client = {k: _client_value(v) for k, v in storage.options.items() if k in _CLIENT_OPTIONS}
+    config: Any = {
+        k: v for k, v in storage.options.items() if k not in _CLIENT_OPTIONS | _LANCE_ONLY
+    }
+    return from_url(
+        storage.root.replace("s3+ddb://", "s3://", 1).partition("?")[0],
+        config=config or None,
+        client_options=client or None,  # type: ignore[arg-type]
+    )
+
+
+def _client_value(text: str) -> str | bool:
+    return text.lower() == "true" if text.lower() in ("true", "false") else text
+
+
+def normalize_root(path: str) -> str:
+    """Return the one spelling of a graph's root: an absolute local path, or `scheme://…`.
+
+    Raises:
+        OptionError: an unknown scheme, or user info inside the URI.
+    """
+    if not path.strip() or "\x00" in path:
+        raise OptionError("The path is empty or malformed", expected="the root of a graph")
+    match = _SCHEME.match(path)
+    if match is None:
+        return _local_root(path)
+    scheme = match.group(1).lower()
+    if scheme == "file":
+        return _local_root(_file_uri_path(path))
+    if scheme == "s3a":
+        scheme = "s3"
+    if scheme not in _OBJECT_SCHEMES:
+        if os.path.isdir(path):  # a folder whose name has a colon
+            return _local_root(path)
+        raise OptionError(
+            f"Paths of the scheme {scheme}: can't be opened",
+            expected="a local path, file:, " + ", ".join(f"{s}://" for s in _OBJECT_SCHEMES),
+        )
+    # A password may hold a slash, and no bucket a colon.
+    first = path[match.end() :].lstrip("/").partition("/")[0]
+    if ":" in first or ("@" in first and scheme != "abfss"):
+        raise OptionError(
+            f"The URI of {scheme}:// carries user info",
+            hint="Give credentials through the environment or storage.* options",
+        )
+    parts = [part for part in path[match.end() :].split("/") if part]
+    if not parts:
+        raise OptionError(f"{scheme}:// names no bucket", expected=f"{scheme}://bucket/path")
+    if "." in parts or ".." in parts:
+        raise OptionError(
+            "The path climbs", found=repr(path[:120]), expected="no part that is . or .."
+        )
+    return f"{scheme}://{'/'.join(parts)}"
+
+
+def _local_root(path: str) -> str:
+    # A path that begins with two slashes is one of its own to Python, and to nobody else.
+    return re.sub(r"\A/+", "/", os.path.abspath(os.path.expanduser(path)))
+
+
+def _file_uri_path(uri: str) -> str:
+    split = urlsplit(uri.replace("#", "%23").replace("?", "%3F"))
+    if split.netloc not in ("", "localhost"):
+        raise OptionError("file: URIs name no host", found=split.netloc, expected="file:///path")
+    return unquote(split.path)

@@ -1,0 +1,120 @@
+"""Columns that a write adds to a table: committed as metadata, filled by its fragments (driver).
+
+Tasks run before the column exists, and fragments carry field ids (PROTOCOL 1). So tasks write
+their files as for a new table and enter the ids that the columns are going to have; the commit
+numbers the columns again, against the version that it commits on, and enters those ids instead: a
+data file itself holds none. The columns that the table had must still have the ids of the plan.
+
+A column is added by Lance's Merge of the fragments that are there, with `max_retries=0`: no data
+file is written, old rows read null, indices stay. It is refused over every change of rows or
+columns; over an index build or a change of settings it lands later, which its version shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from omnigraph_spark import _faults
+from omnigraph_spark.errors import SchemaMismatchError
+from omnigraph_spark.storage import column_numbers, field_map
+from omnigraph_spark.storage.field_map import FieldMap
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.table_head import Round, commit, contiguous
+from omnigraph_spark.write.plan import TableTarget
+from omnigraph_spark.write.tasks.stage import StagedTable
+from omnigraph_spark.write.tasks.upsert import lance_fragments
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+    from lance.schema import LanceSchema
+
+
+def schema_with(target: TableTarget, head: LanceDataset) -> LanceSchema:
+    """Return the schema that a table gets: its own, and behind it what it lacks of the target's.
+
+    A column that a rival added meanwhile is taken as it is, if its type is the same.
+
+    Raises:
+        SchemaMismatchError: it has another type.
+    """
+    there = {field.name: field for field in head.schema}
+    missing = []
+    for name in target.added:
+        wanted = target.schema.field(name)
+        found = there.get(name)
+        if found is None:
+            missing.append(wanted)
+        elif str(found.type) != str(wanted.type):
+            raise SchemaMismatchError(
+                f"Somebody else added {name} to {target.table_key} meanwhile, with another type",
+                expected=str(wanted.type),
+                found=str(found.type),
+                hint="Nothing was published. Cast the column, then write again",
+                table_key=target.table_key,
+                column=name,
+            )
+    return column_numbers.with_columns(head, missing)
+
+
+def add(round_: Round, head: LanceDataset, schema: LanceSchema) -> LanceDataset:
+    """Add the columns of `schema` that a table lacks, in its next version; `head` if none.
+
+    Raises:
+        StartOver: somebody else was first; nothing of this stays that another could adopt.
+        StorageError: the store failed.
+    """
+    from lance import LanceOperation
+
+    if field_map.of_schema(schema) == field_map.of_dataset(head):
+        return head
+    _faults.point("table.before_columns")
+    before = int(head.version)
+    there = [fragment.metadata for fragment in head.get_fragments()]
+    merge = LanceOperation.Merge(there, schema)
+    made = commit(head, before, merge, round_.publish_id, max_retries=0)
+    made = contiguous(made, before, round_.publish_id)
+    _faults.point("table.columns_added")
+    return made
+
+
+def fitted(
+    storage: Storage, target: TableTarget, staged: Sequence[StagedTable], now: FieldMap
+) -> list[Any]:
+    """Return the staged fragments under the field ids of the version that they are committed on.
+
+    Raises:
+        SchemaMismatchError: a column that the table had at the plan isn't the same any more, or one
+            that the fragments lack allows no nulls.
+        StorageError: as `upsert.lance_fragments`.
+    """
+    if not target.added:
+        for one in staged:
+            field_map.check(target.table_key, one.fields, now)
+    found: list[Any] = []
+    for one in staged:
+        fragments: Sequence[dict[str, Any]] = one.fragments
+        if target.added:
+            _check(target, one.fields, now)
+            fragments = column_numbers.renumbered(fragments, one.fields, now)
+        found += lance_fragments(storage, fragments, one.matches)
+    return found
+
+
+def _check(target: TableTarget, staged: FieldMap, now: FieldMap) -> None:
+    """Refuse fragments whose columns aren't those of the table, but for ids of added columns."""
+    added = set(target.added)
+    ids = {path: number for path, number, _, _ in now}
+    known = {path for path, _, _, _ in staged}
+    expected = tuple(
+        (path, ids.get(path, number) if path.partition(".")[0] in added else number, arrow, null)
+        for path, number, arrow, null in staged
+    )
+    # A rival's column that these fragments lack reads null in them.
+    rest = tuple(e for e in now if e[0] in known or not _may_lack(e, now))
+    field_map.check(target.table_key, tuple(sorted(expected)), tuple(sorted(rest)))
+
+
+def _may_lack(entry: tuple[str, int, str, bool], now: FieldMap) -> bool:
+    top = entry[0].partition(".")[0]
+    return any(path == top and nullable for path, _, _, nullable in now)

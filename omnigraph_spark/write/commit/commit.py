@@ -1,0 +1,402 @@
+"""Commit a whole write: table commits, then one publish; rounds, put-back, crash record, lineage.
+
+Runs on the driver, once per write, in the process that Spark calls `commit` in. The outline is
+DESIGN 5, the rules are PROTOCOL. What is left behind, by outcome:
+
+- failed before the first table commit (conflict, validation): the staged files are deleted;
+- failed after one: the tables are put back, the files stay for cleanup (PROTOCOL 19);
+- unknown outcome: nothing is deleted, the crash record stays, `PublishOutcomeUnknown` names the id;
+- published and a later step failed: the write is done; lineage and records are mended by the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from omnigraph_spark import _faults, schema
+from omnigraph_spark.errors import (
+    CommitTimeoutError,
+    ExpectedVersionMismatch,
+    OmnigraphError,
+    PublishOutcomeUnknown,
+    RowLevelCasContention,
+    TableNotFoundError,
+)
+from omnigraph_spark.history import commits, compaction, init, runs
+from omnigraph_spark.manifest import crash_records
+from omnigraph_spark.manifest.crash_records import Heartbeat
+from omnigraph_spark.manifest.publisher import Publish, Published, has_publish, publish
+from omnigraph_spark.manifest.rows import OURS, ManifestRow, TableRow, TombstoneRow
+from omnigraph_spark.manifest.snapshot import Snapshot, fold, load, read_rows
+from omnigraph_spark.manifest.txn import check_txn
+from omnigraph_spark.manifest.writable import open_for_writing
+from omnigraph_spark.refs import property_files
+from omnigraph_spark.storage import layout
+from omnigraph_spark.write.commit import heal, small_files, staged_files, updates
+from omnigraph_spark.write.commit.commit_check import CommitCheck
+from omnigraph_spark.write.commit.guards import keeps_ids, untouched_guards
+from omnigraph_spark.write.commit.publish_marks import marks, of_dropped
+from omnigraph_spark.write.commit.table_commit import (
+    Moved,
+    commit_table,
+    is_put_back,
+    manifest_metadata,
+    quietly_put_back,
+)
+from omnigraph_spark.write.commit.table_head import Round, StartOver
+from omnigraph_spark.write.plan import CREATE, OVERWRITE, RESTORE, TableTarget, WritePlan
+from omnigraph_spark.write.tasks.stage import StagedTable
+
+# The pause after a lost round: shorter each time, since with growing ones a writer that has lost
+# often is passed by all who come new.
+_FIRST_PAUSE_SECONDS = 0.5
+_SHORTEST_PAUSE_SECONDS = 0.01
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A write that is done; `skipped`: its `txn` was there before, or it had nothing to publish."""
+
+    publish_id: str
+    graph_version: int
+    skipped: bool = False
+
+
+def commit(plan: WritePlan, staged: Iterable[StagedTable]) -> Committed:
+    """Commit what the tasks staged: all tables in one publish, or nothing.
+
+    Calling it again with the same plan finds the publish id and does nothing.
+
+    Raises:
+        ExpectedVersionMismatch: a table isn't where the write expects it; nothing was published.
+        RowLevelCasContention: (overwrite) others won every attempt of the publisher.
+        CommitTimeoutError: others published first until `commitTimeoutSeconds` ran out.
+        PublishOutcomeUnknown: the store never said; nothing was deleted.
+        SchemaMismatchError: a table's schema changed since the fragments were staged.
+        IntegrityError: rows break a rule that the write checks; nothing was published.
+        TableNotFoundError: a table was dropped meanwhile.
+        RecoveryPendingError, UnsupportedManifestVersion: the graph can't be written now.
+        OptionError: some tables of the write have its `txnVersion` and some don't.
+        StorageError: the store failed; nothing was published.
+    """
+    _faults.point("commit.entered")
+    by_table = _by_table(plan, staged)
+    updates.refuse_doubles(plan, by_table)
+    touched = _touched(plan, by_table)
+    if layout.lance_branch(plan.branch) is None:
+        init.init_graph(plan.storage)
+    if not touched and not plan.dropped:
+        version = load(plan.storage, plan.branch).graph_version
+        return Committed(plan.publish_id, version, skipped=True)
+    write = _Write(plan, by_table, touched)
+    with Heartbeat(plan.storage, plan.publish_id, plan.settings.orphan_grace_seconds) as heartbeat:
+        return write.run(heartbeat)
+
+
+def abort(plan: WritePlan, staged: Iterable[StagedTable], *, complete: bool) -> None:
+    """Clean up after a failed job; runs on the driver, in another process than `commit`.
+
+    Deletes the files of its messages only if one of the messages was missing (`complete` is False):
+    then a task failed and `commit` was never entered. Otherwise `commit` has done what is safe
+    (DESIGN 5).
+    """
+    if not complete:
+        staged_files.delete(plan, staged)
+
+
+def _by_table(plan: WritePlan, staged: Iterable[StagedTable]) -> dict[str, list[StagedTable]]:
+    grouped: dict[str, list[StagedTable]] = {key: [] for key in plan.targets}
+    for one in staged:
+        grouped[one.table_key].append(one)
+    return grouped
+
+
+def _touched(plan: WritePlan, by_table: Mapping[str, Sequence[StagedTable]]) -> tuple[str, ...]:
+    return tuple(key for key in sorted(plan.targets) if _is_touched(plan, key, by_table))
+
+
+def _is_touched(plan: WritePlan, key: str, by_table: Mapping[str, Sequence[StagedTable]]) -> bool:
+    """Tell whether a table gets a new version: it has rows, is listed, or is marked by it."""
+    target = plan.targets[key]
+    has_rows = any(one.fragments or any(m.rows for m in one.matches) for one in by_table[key])
+    listed = bool(target.added or target.renamed) or target.mode in (OVERWRITE, CREATE, RESTORE)
+    return has_rows or listed or plan.txn is not None or plan.merged_parent is not None
+
+
+class _Write:
+    """The rounds of one write, from its first snapshot to its publish or its failure."""
+
+    def __init__(
+        self, plan: WritePlan, by_table: Mapping[str, list[StagedTable]], touched: tuple[str, ...]
+    ) -> None:
+        self._plan = plan
+        self._by_table = by_table
+        self._asked: tuple[WritePlan, Mapping[str, list[StagedTable]]] = (plan, by_table)
+        self._touched = touched
+        self._round = Round(
+            plan.storage,
+            plan.publish_id,
+            plan.settings.orphan_grace_seconds,
+            lambda: load(plan.storage, plan.branch),
+        )
+        self._check = CommitCheck(plan, by_table)
+        self._run_started = False
+        self._tables_tried = False
+
+    def run(self, heartbeat: Heartbeat) -> Committed:
+        """Go round until published, refused or out of time."""
+        plan = self._plan
+        try:
+            published = self._rounds(heartbeat)
+        except PublishOutcomeUnknown:
+            raise
+        except OmnigraphError:
+            self._failed(heartbeat)
+            raise
+        _faults.point("commit.published")
+        if published.skipped and not self._round.files_used:
+            self._tidy(lambda: staged_files.delete(plan, self._all_staged()))
+        self._after_publish(heartbeat, published)
+        return Committed(plan.publish_id, published.graph_version, published.skipped)
+
+    def _rounds(self, heartbeat: Heartbeat) -> Published:
+        began = time.monotonic()
+        end = began + self._plan.settings.commit_timeout_seconds
+        lost = 0
+        while True:
+            try:
+                return self._once(heartbeat)
+            except (StartOver, ExpectedVersionMismatch, RowLevelCasContention) as error:
+                if isinstance(error, OmnigraphError) and not self._may_repeat(error):
+                    raise
+                lost += 1
+                if time.monotonic() >= end:
+                    raise CommitTimeoutError(
+                        f"Write {self._plan.publish_id} lost {lost} rounds to other writers",
+                        expected=f"one won round within {end - began:g} s",
+                        hint="Nothing was published. Write again, or raise commitTimeoutSeconds",
+                    ) from error
+                _log.info("write %s lost round %d: %s", self._plan.publish_id, lost, error)
+                longest = max(_SHORTEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS / lost)
+                time.sleep(random.uniform(0.1, 1.0) * longest)
+
+    def _may_repeat(self, error: OmnigraphError) -> bool:
+        """Tell whether a lost round may be gone again: nothing moved that the caller expects.
+
+        Contention at the publisher ends an overwrite that expects something, not an append.
+        """
+        if isinstance(error, ExpectedVersionMismatch):
+            return error.table_key not in self._plan.expected
+        return keeps_ids(self._plan) or not self._plan.expected
+
+    def _once(self, heartbeat: Heartbeat) -> Published:
+        """Do one round, from a fresh snapshot to the publish."""
+        plan = self._plan
+        manifest = open_for_writing(plan.storage, plan.branch, plan.branch_identifier)
+        rows = read_rows(manifest)
+        version = int(manifest.version)
+        if has_publish(rows, plan.publish_id):
+            return publish(plan.storage, Publish(plan.branch, plan.publish_id, ()))
+        if plan.txn is not None and check_txn(rows, plan.txn, frozenset(self._touched)):
+            return Published(version, skipped=True)
+        snapshot = fold(rows, plan.branch, version)
+        if staged_files.are_published(plan, self._by_table, snapshot):
+            self._round.files_used = True
+            return Published(version, skipped=True)
+        self._check_expected(snapshot)
+        if not self._is_matched(snapshot):
+            return Published(version, skipped=True)
+        plan = self._plan
+        if not self._run_started:  # in later rounds `resolve_dead` sees them
+            crash_records.refuse_foreign(plan.storage, plan.settings.orphan_grace_seconds)
+        branch = layout.lance_branch(plan.branch)
+        entries = [
+            replace(snapshot.tables[key], table_branch=branch)
+            for key in self._touched
+            if key in snapshot.tables
+        ]
+        heartbeat.record(plan.branch, entries, plan.actor)
+        _faults.point("commit.record_written")
+        self._start_run(version)
+        if heal.resolve_dead(self._round, plan.settings.orphan_grace_seconds):
+            raise StartOver("dead writes were rolled back")
+        self._check.run(snapshot, self._touched)
+        schema.add_types(plan.storage, plan.new_types)
+        return self._commit_tables(snapshot)
+
+    def _is_matched(self, snapshot: Snapshot) -> bool:
+        """Match what is replaced or deleted to what is published now; False: nothing is to do."""
+        asked = updates.matched(*self._asked, snapshot) or self._asked
+        self._asked = asked[0], small_files.gathered(*asked)
+        plan, by_table = updates.for_round(*self._asked, snapshot)
+        if plan is not self._plan or by_table is not self._by_table:
+            self._plan, self._by_table = plan, by_table
+            self._check = CommitCheck(self._plan, self._by_table)
+            self._touched = _touched(self._plan, self._by_table)
+        return bool(self._touched or self._plan.dropped)
+
+    def _commit_tables(self, snapshot: Snapshot) -> Published:
+        plan = self._plan
+        moved: list[Moved] = []
+        self._tables_tried = True
+        _faults.point("commit.before_table")
+        try:
+            for number, key in enumerate(self._touched, start=1):
+                entry = snapshot.tables.get(key)
+                moved.append(
+                    commit_table(
+                        self._round,
+                        self._target(key, snapshot),
+                        entry,
+                        snapshot.floors.get(key, 0),
+                        self._by_table[key],
+                        self._check.bad(key),
+                    )
+                )
+                _log.info("write %s: %s is at %d", plan.publish_id, key, moved[-1].version)
+                _faults.point(f"commit.table_{number if number <= 3 else 'n'}")
+            _faults.point("commit.tables_done")
+            request = self._request(snapshot, moved)
+            _faults.point("commit.before_publish")
+            published = publish(plan.storage, request)
+        except PublishOutcomeUnknown:
+            raise
+        except (StartOver, OmnigraphError):
+            quietly_put_back(self._round, moved, {k: t.schema for k, t in plan.targets.items()})
+            raise
+        _log.info("write %s: graph version %d", plan.publish_id, published.graph_version)
+        _faults.point("commit.after_publish")
+        return published
+
+    def _target(self, key: str, snapshot: Snapshot) -> TableTarget:
+        """Return a table's target for this round; one that was created meanwhile is extended."""
+        target = self._plan.targets[key]
+        if key not in snapshot.tables and target.version:
+            raise TableNotFoundError(
+                f"{key} was dropped while the write was running",
+                expected=f"version {target.version}, or a later one",
+                hint="Nothing was published. Write again to make the table anew",
+                table_key=key,
+            )
+        if self._plan.mode == RESTORE:  # each table of it has a way of its own
+            return target
+        return replace(target, mode=self._plan.mode) if key in snapshot.tables else target
+
+    def _request(self, snapshot: Snapshot, moved: Sequence[Moved]) -> Publish:
+        plan = self._plan
+        ours = marks(plan)
+        changes: list[ManifestRow] = []
+        for one in moved:
+            if one.table_key not in snapshot.locations:
+                changes.append(TableRow(one.table_key, one.location))
+            changes += one.rows(manifest_metadata(self._round, one), ours)
+        for key in plan.dropped:
+            gone = of_dropped(ours, snapshot.tables.get(key))
+            changes.append(TombstoneRow(key, snapshot.floors[key], {OURS: gone}))
+        guards = untouched_guards(plan, snapshot, self._touched)
+        found = {key: snapshot.version(key) for key in guards}
+        before = {one.table_key: one.before for one in moved}
+        edges = frozenset(key for key in (*snapshot.tables, *self._touched) if layout.is_edge(key))
+        return Publish(
+            branch=plan.branch,
+            publish_id=plan.publish_id,
+            changes=tuple(changes),
+            expected={**self._check.verdict.read, **found, **before, **self._expected()},
+            guards=guards | frozenset(plan.expected),
+            edge_tables=None if keeps_ids(plan) else edges,
+            txn=plan.txn,
+            retries=plan.settings.commit_retries,
+            branch_identifier=plan.branch_identifier,
+        )
+
+    def _expected(self) -> dict[str, int]:
+        """Return the plan's expectations, moved on where this write rolled a dead one back."""
+        expected = dict(self._plan.expected)
+        for key, version in expected.items():
+            while (healed := self._round.healed.get((self._plan.branch, key, version))) is not None:
+                expected[key] = version = healed
+        return expected
+
+    def _check_expected(self, snapshot: Snapshot) -> None:
+        for key, version in sorted(self._expected().items()):
+            if snapshot.version(key) != version:
+                raise ExpectedVersionMismatch(key, version, snapshot.version(key))
+
+    def _start_run(self, version: int) -> None:
+        if self._run_started:
+            return
+        self._run_started = True
+        plan = self._plan
+        head = commits.head(plan.storage, plan.branch)
+        runs.start_run(
+            plan.storage,
+            run_id=plan.publish_id,
+            branch=plan.branch,
+            base_version=version,
+            base_commit_id=head.graph_commit_id if head else plan.publish_id,
+            operation_hash=f"{plan.txn[0]}:{plan.txn[1]}" if plan.txn else None,
+            actor=plan.actor,
+        )
+
+    def _after_publish(self, heartbeat: Heartbeat, published: Published) -> None:
+        """Write lineage and tidy up; the write is done whatever happens here."""
+        plan = self._plan
+        self._tidy(lambda: staged_files.delete_beside(plan, self._all_staged()))
+        if not published.skipped:
+            self._tidy(lambda: property_files.name_added(plan.storage, plan.new_properties))
+            self._tidy(
+                lambda: commits.record_publish(
+                    plan.storage,
+                    plan.branch,
+                    plan.publish_id,
+                    published.graph_version,
+                    plan.actor,
+                    plan.merged_parent,
+                )
+            )
+        if self._run_started:
+            runs.finish_run(plan.storage, plan.publish_id, "published", plan.publish_id)
+        _faults.point("commit.before_record_delete")
+        self._tidy(heartbeat.remove)
+        compaction.compact_own_datasets(plan.storage, plan.branch, published.graph_version)
+        _faults.point("commit.done")
+
+    def _failed(self, heartbeat: Heartbeat) -> None:
+        """Clean up after a definite failure; the tables were put back by the round that failed."""
+        if self._run_started:
+            runs.finish_run(self._plan.storage, self._plan.publish_id, "failed", None)
+        if self._is_put_back():
+            self._tidy(heartbeat.remove)
+        if not self._round.files_used:
+            self._tidy(lambda: staged_files.delete(self._plan, self._all_staged()))
+
+    def _is_put_back(self) -> bool:
+        """Tell whether no published table is left with an unpublished head of this write."""
+        if not self._tables_tried:
+            return True
+        try:
+            snapshot = load(self._plan.storage, self._plan.branch)
+        except OmnigraphError as error:
+            _log.warning("after write %s: %s", self._plan.publish_id, error)
+            return False
+        put_back = [
+            is_put_back(self._round, self._plan.targets[key], snapshot.tables[key])
+            for key in self._touched
+            if key in snapshot.tables
+        ]
+        return all(put_back)
+
+    def _tidy(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except OmnigraphError as error:
+            _log.warning("after write %s: %s", self._plan.publish_id, error)
+
+    def _all_staged(self) -> list[StagedTable]:
+        return [one for staged in self._by_table.values() for one in staged]

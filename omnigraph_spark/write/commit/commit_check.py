@@ -1,0 +1,211 @@
+"""The check of keys and edge ends inside the rounds of a commit (PROTOCOL 25), and its bad rows.
+
+Runs on the driver, once per round, after dead writes were healed and before a table is committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnigraph_spark import _faults
+from omnigraph_spark import schema as engine_schema
+from omnigraph_spark.errors import OmnigraphError
+from omnigraph_spark.integrity import cross_rows
+from omnigraph_spark.integrity.bad_records import BadRecords
+from omnigraph_spark.integrity.cross_rows import Verdict
+from omnigraph_spark.integrity.round_rows import ALL, NOTHING, SAME_IDS, Question, TableWrite
+from omnigraph_spark.integrity.rules import STRICT
+from omnigraph_spark.integrity.sources import StagedFile
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
+from omnigraph_spark.schema.model import EngineSchema
+from omnigraph_spark.schema.property_types import is_blob
+from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.write.commit import drops
+from omnigraph_spark.write.commit.table_head import Round, StartOver, commit, restore
+from omnigraph_spark.write.plan import ALTER, MERGE, OVERWRITE, RESTORE, TableTarget, WritePlan
+from omnigraph_spark.write.tasks.stage import StagedTable
+from omnigraph_spark.write.tasks.upsert import ROW_IDS
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+_log = logging.getLogger(__name__)
+
+
+class CommitCheck:
+    """The checks of one write, over all its rounds; `verdict` is the last round's."""
+
+    def __init__(self, plan: WritePlan, by_table: Mapping[str, Sequence[StagedTable]]) -> None:
+        self._plan = plan
+        self._files = {key: _files(plan.targets[key], staged) for key, staged in by_table.items()}
+        self._may_repeat = any(
+            _may_repeat(plan.targets[key], staged) for key, staged in by_table.items()
+        )
+        self._bad: BadRecords | None = None
+        if plan.integrity.bad_records_path is not None:
+            self._bad = BadRecords(
+                plan.integrity.bad_records_path, plan.storage.options, plan.publish_id
+            )
+        self.verdict = Verdict()
+
+    def run(self, snapshot: Snapshot, touched: Iterable[str]) -> None:
+        """Check the staged rows of the tables against the snapshot that is committed on.
+
+        Rows to set aside are in the path for bad records when this returns.
+
+        Raises:
+            IntegrityError: rows break a rule, and aren't set aside, or edge tables end at a table
+                that is dropped; nothing was committed.
+            StorageError: the store failed, or there was no room to spill to.
+            UnsupportedError: a rule that can't be checked here.
+        """
+        plan = self._plan
+        if plan.mode == ALTER and plan.dropped:
+            known = engine_schema.read(plan.storage) or EngineSchema()
+            drops.refuse_stranded(plan.dropped, snapshot, known)
+        # An upsert can't tell two rows of one id apart: at every level it must have one of each.
+        upserts = plan.mode == MERGE and self._may_repeat
+        if plan.mode == RESTORE or not (plan.integrity.checks_rows() or upserts):
+            return
+        schema = engine_schema.read(plan.storage) or EngineSchema()
+        self.verdict = cross_rows.check(
+            Question(
+                storage=plan.storage,
+                snapshot=snapshot,
+                schema=schema.with_types(plan.new_types),
+                writes=tuple(
+                    TableWrite(
+                        key,
+                        _replaces(plan),
+                        self._files[key],
+                        plan.targets[key].schema,
+                        key in plan.integrity.made_ids,
+                    )
+                    for key in touched
+                ),
+                unique=plan.integrity.checks_rows(),
+                strict=plan.integrity.checks_ends(),
+                attached=plan.integrity.level == STRICT,
+                set_aside=self._bad is not None,
+                seen=self.verdict.seen,
+            )
+        )
+        if self._bad is not None:
+            self._write_bad(self._bad)
+        _faults.point("commit.checked")
+
+    def bad(self, table_key: str) -> pa.Table | None:
+        """Return the rows of a table that this round sets aside, None where there are none."""
+        return self.verdict.bad.get(table_key)
+
+    def _write_bad(self, into: BadRecords) -> None:
+        into.remove()
+        for key, bad in self.verdict.bad.items():
+            columns = [field.name for field in self._plan.targets[key].schema if not is_blob(field)]
+            for (number, rule, column, expected), rows in _grouped(bad):
+                path = self._files[key][number].path
+                reader = self._plan.storage.data_file(path, columns)
+                with translated(f"Reading {path}"):
+                    for batch in reader.take_rows(rows).to_batches():
+                        into.add(key, rule, column, expected, batch)
+        into.close()
+        if into.count:
+            _log.warning(
+                "write %s sets %d rows aside in %s",
+                self._plan.publish_id,
+                into.count,
+                self._plan.integrity.bad_records_path,
+            )
+
+
+def drop_bad(
+    made: LanceDataset,
+    staged: Sequence[StagedTable],
+    bad: pa.Table,
+    round_: Round,
+    entry: TableEntry | None,
+) -> LanceDataset:
+    """Delete rows that were set aside from the version that brought them; one version more.
+
+    `entry` is the table as published, None where the write makes it.
+
+    Raises:
+        StartOver: somebody else was first; the table is put back if it still can be.
+        StorageError: the store failed; the same.
+    """
+    reached = int(made.version)
+    try:
+        with translated("Taking rows out of a table's new version"):
+            operation = _deletion(made, staged, bad)
+        done = commit(made, reached, operation, round_.publish_id, max_retries=0)
+        if done.version != reached + 1:
+            raise StartOver(f"rows were set aside at {done.version}, not at {reached + 1}")
+        return done
+    except (StartOver, OmnigraphError):
+        with contextlib.suppress(StartOver, OmnigraphError):
+            made.checkout_latest()
+            if entry is not None and made.version == reached:
+                restore(made, entry.table_version, round_.publish_id)
+        raise
+
+
+def _deletion(made: LanceDataset, staged: Sequence[StagedTable], bad: pa.Table) -> Any:
+    from lance import LanceOperation
+
+    paths = [fragment["files"][0]["path"] for one in staged for fragment in one.fragments]
+    rows = {
+        paths[number]: bad.filter(pc.equal(bad["f"], number))["r"].to_pylist()
+        for number in pc.unique(bad["f"]).to_pylist()
+    }
+    updated, gone = [], []
+    for fragment in made.get_fragments():
+        offsets = rows.get(fragment.data_files()[0].path)
+        if offsets is None:
+            continue
+        left = fragment.delete_rows(offsets)
+        if left is None:
+            gone.append(fragment.fragment_id)
+        else:
+            updated.append(left)
+    return LanceOperation.Delete(updated, gone, "rows that badRecordsPath sets aside")
+
+
+def _replaces(plan: WritePlan) -> str:
+    return {OVERWRITE: ALL, MERGE: SAME_IDS}.get(plan.mode, NOTHING)
+
+
+def _may_repeat(target: TableTarget, staged: Iterable[StagedTable]) -> bool:
+    """Tell whether an upsert's new rows may have an id twice: not within one file of one chunk.
+
+    The stored rows that its tasks matched are compared before the rounds.
+    """
+    new = [f for one in staged for f in one.fragments if ROW_IDS not in f]
+    return len(new) > (1 if target.mode == MERGE else 0)
+
+
+def _files(target: TableTarget, staged: Iterable[StagedTable]) -> tuple[StagedFile, ...]:
+    return tuple(
+        StagedFile(
+            f"{target.data}/{file['path']}",
+            fragment["physical_rows"],
+            file["file_size_bytes"] or 0,
+        )
+        for one in staged
+        for fragment in one.fragments
+        for file in fragment["files"][:1]
+    )
+
+
+def _grouped(bad: pa.Table) -> list[tuple[tuple[int, str, str, str], list[int]]]:
+    """Return the rows to set aside, ascending, by file, rule, column and what was expected."""
+    grouped = bad.group_by(["f", "rule", "col", "expected"]).aggregate([("r", "list")]).to_pylist()
+    return [
+        ((one["f"], one["rule"], one["col"], one["expected"]), sorted(one["r_list"]))
+        for one in grouped
+    ]

@@ -1,0 +1,170 @@
+"""Delete rows by id: which edges would lose an end, and what becomes of them; on the driver.
+
+Runs inside each round, against the snapshot that is committed on (PROTOCOL 25). The edge tables
+that are looked at are guarded by the publish (PROTOCOL 7), so what is found holds at the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnigraph_spark import schema as engine_schema
+from omnigraph_spark.errors import IntegrityError
+from omnigraph_spark.manifest.snapshot import Snapshot
+from omnigraph_spark.refs import forks
+from omnigraph_spark.schema.model import EngineSchema
+from omnigraph_spark.storage import field_map, layout
+from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.plan import CASCADE, DELETE, TableTarget, WritePlan
+from omnigraph_spark.write.tasks import matches
+from omnigraph_spark.write.tasks.matches import Match
+from omnigraph_spark.write.tasks.stage import StagedTable
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+_SAMPLES = 5
+_IDS_AT_ONCE = 1_048_576
+_EDGES_AT_ONCE = 1_048_576
+_ENDS = ("src", "dst")
+
+ByTable = Mapping[str, list[StagedTable]]
+
+
+@dataclass
+class _Stranded:
+    """Edges of one table that would lose an end: row addresses, and a sample of rows."""
+
+    addresses: Any
+    samples: list[dict[str, Any]]
+
+
+def deleted_ids(
+    storage: Storage, dataset: LanceDataset, found: ByTable, key: str
+) -> Iterator[pa.Array]:
+    """Yield the ids of a table's rows that a delete takes out, in bounded pieces."""
+    grouped = matches.by_fragment(match for one in found[key] for match in one.matches)
+    for number, parts in sorted(grouped.items()):
+        with translated(f"Reading the ids of {key} that are deleted"):
+            yield from matches.ids_at(dataset, number, matches.united(storage, parts))
+
+
+def with_edges(plan: WritePlan, found: ByTable, snapshot: Snapshot) -> tuple[WritePlan, ByTable]:
+    """Return a delete of nodes with the edges that it takes along (`cascade`), or refuse it.
+
+    Edges that the same write deletes don't count. On a branch, an edge table that isn't forked yet
+    is.
+
+    Raises:
+        IntegrityError: (`restrict`) edges would end nowhere; says how many, and which.
+        StorageError: the store failed.
+    """
+    schema = engine_schema.read(plan.storage) or EngineSchema()
+    targets, staged = dict(plan.targets), dict(found)
+    counts: dict[str, int] = {}
+    samples: list[dict[str, Any]] = []
+    for edge in schema.edges.values():
+        key = edge.table_key
+        if key not in snapshot.tables:
+            continue
+        ends = {
+            side: layout.table_key(layout.NODE, name)
+            for side, name in zip(_ENDS, (edge.source, edge.target), strict=True)
+        }
+        stranded = _stranded(plan, found, snapshot, key, ends)
+        if not len(stranded.addresses):
+            continue
+        counts[key] = len(stranded.addresses)
+        samples += stranded.samples
+        targets[key], more = _taken_along(plan, snapshot, key, stranded)
+        staged[key] = [*staged.get(key, ()), more]
+    if counts and plan.on_delete != CASCADE:
+        raise _refused(counts, samples)
+    return replace(plan, targets=targets), staged
+
+
+def _stranded(
+    plan: WritePlan, found: ByTable, snapshot: Snapshot, key: str, ends: Mapping[str, str]
+) -> _Stranded:
+    """Find the edges of one table that end at deleted nodes and aren't deleted themselves."""
+    entry = snapshot.tables[key]
+    edges = plan.storage.dataset(entry.location, entry.table_branch, entry.table_version)
+    gone = _addresses(plan.storage, (m for one in found.get(key, ()) for m in one.matches))
+    result = _Stranded(np.empty(0, dtype=np.uint64), [])
+    for node in sorted(set(ends.values()) & set(found)):
+        at = plan.targets[node]
+        nodes = plan.storage.dataset(at.location, at.table_branch, at.version)
+        sides = [side for side in _ENDS if ends[side] == node]
+        gone_ids = deleted_ids(plan.storage, nodes, found, node)
+        pieces = (pa.record_batch([ids], ["id"]) for ids in gone_ids)
+        for ids in matches.gathered(pieces, _IDS_AT_ONCE):
+            scanner = edges.scanner(columns=["id", *_ENDS], with_row_address=True)
+            with translated(f"Looking for edges of {key} that would end nowhere"):
+                for rows in matches.gathered(scanner.to_batches(), _EDGES_AT_ONCE):
+                    _look(rows, ids["id"].combine_chunks(), sides, gone, result, key)
+    result.addresses = matches.ascending(result.addresses)
+    return result
+
+
+def _look(
+    edges: pa.Table, ids: pa.Array, sides: list[str], gone: Any, into: _Stranded, key: str
+) -> None:
+    hit = pc.is_in(edges[sides[0]], value_set=ids)
+    for side in sides[1:]:
+        hit = pc.or_(hit, pc.is_in(edges[side], value_set=ids))
+    rows = edges.filter(hit)
+    if not rows.num_rows:
+        return
+    addresses = rows["_rowaddr"].to_numpy().astype(np.uint64)
+    left = ~np.isin(addresses, gone)
+    into.addresses = np.concatenate((into.addresses, addresses[left]))
+    room = _SAMPLES - len(into.samples)
+    for row in rows.filter(pa.array(left)).slice(0, room).select(["id", *_ENDS]).to_pylist():
+        into.samples.append({"table": key, **row})
+
+
+def _addresses(storage: Storage, found: Iterator[Match]) -> Any:
+    none = np.empty(0, dtype=np.uint64)
+    return np.concatenate([none, *matches.addresses(storage, found)])
+
+
+def _taken_along(
+    plan: WritePlan, snapshot: Snapshot, key: str, stranded: _Stranded
+) -> tuple[TableTarget, StagedTable]:
+    entry = snapshot.tables[key]
+    forks.ensure_fork(plan.storage, entry, plan.branch, plan.settings.orphan_grace_seconds)
+    branch = layout.lance_branch(plan.branch)
+    dataset = plan.storage.dataset(entry.location, branch, entry.table_version)
+    target = TableTarget(
+        table_key=key,
+        location=entry.location,
+        mode=DELETE,
+        version=entry.table_version,
+        table_branch=branch,
+        schema=dataset.schema,
+    )
+    none = np.empty(0, dtype=np.uint64)
+    found = matches.of_addresses(stranded.addresses, none)
+    fields = field_map.of_dataset(dataset)
+    return target, StagedTable(key, (), 0, 0, fields, found, ("id",))
+
+
+def _refused(counts: Mapping[str, int], samples: list[dict[str, Any]]) -> IntegrityError:
+    one = samples[0]
+    each = ", ".join(f"{count} of {key}" for key, count in sorted(counts.items()))
+    return IntegrityError(
+        f"The delete would leave {sum(counts.values())} edges without an end: {each}",
+        expected="no edge at a deleted node",
+        found=f"for example {one['table']} {one['id']!r}: {one['src']!r} -> {one['dst']!r}",
+        hint="Delete the edges in the same write, or give onDelete=cascade",
+        table_key=one["table"],
+        rule="edge ends exist",
+        samples=samples[:_SAMPLES],
+    )

@@ -1,0 +1,80 @@
+"""The data files of a write's messages: are they published, and when they may be deleted.
+
+Runs on the driver. A file that was ever part of a table commit is never deleted here (PROTOCOL 19).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from omnigraph_spark.errors import PublishOutcomeUnknown
+from omnigraph_spark.manifest.snapshot import Snapshot
+from omnigraph_spark.schema.property_types import is_blob
+from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.write.plan import WritePlan
+from omnigraph_spark.write.tasks.stage import StagedTable
+
+
+def are_published(
+    plan: WritePlan, by_table: Mapping[str, Sequence[StagedTable]], snapshot: Snapshot
+) -> bool:
+    """Tell whether somebody's recovery has published the staged files (PROTOCOL 2).
+
+    Costs nothing for tables that nobody published since the plan.
+
+    Raises:
+        PublishOutcomeUnknown: some of them are part of a published version and some aren't.
+        StorageError: the store failed.
+    """
+    wanted = found = 0
+    for key, staged in by_table.items():
+        entry = snapshot.tables.get(key)
+        ours = _paths(staged)
+        wanted += len(ours)
+        if entry is None or not ours or entry.table_version == plan.targets[key].version:
+            continue
+        dataset = plan.storage.dataset(entry.location, entry.table_branch, entry.table_version)
+        with translated(f"Listing the files of {key}"):
+            fragments = dataset.get_fragments()
+        there = {file.path for fragment in fragments for file in fragment.data_files()}
+        found += len(ours & there)
+    if 0 < found < wanted:
+        raise PublishOutcomeUnknown(
+            plan.publish_id, f"somebody published {found} of its {wanted} files"
+        )
+    return 0 < found == wanted
+
+
+def _paths(staged: Iterable[StagedTable]) -> set[str]:
+    return {f["path"] for one in staged for fragment in one.fragments for f in fragment["files"]}
+
+
+def delete(plan: WritePlan, staged: Iterable[StagedTable]) -> None:
+    """Delete the data files of fragments that were never part of a table commit.
+
+    A blob column keeps its bytes in a folder beside the data file that is named after it.
+
+    Raises:
+        StorageError: the store failed; the rest is left to cleanup.
+    """
+    staged = list(staged)
+    delete_beside(plan, staged)
+    paths: list[str] = []
+    for one in staged:
+        target = plan.targets[one.table_key]
+        files = [f"{target.data}/{path}" for path in _paths([one])]
+        paths += files
+        if any(is_blob(field) for field in target.schema):
+            folders = [path.rsplit(".", 1)[0] for path in files]
+            paths += [info.path for folder in folders for info in plan.storage.list(folder)]
+    plan.storage.delete_many(paths)
+
+
+def delete_beside(plan: WritePlan, staged: Iterable[StagedTable]) -> None:
+    """Delete what tasks left in files for the driver alone, once nobody reads it again.
+
+    Raises:
+        StorageError: the store failed; the rest is left to cleanup.
+    """
+    for path in {one.beside for one in staged} - {""}:
+        plan.storage.delete(path)

@@ -1,0 +1,214 @@
+"""Commit an upsert of one table: its Lance operation, and what a lost round does again.
+
+Runs on the driver, in the rounds of a write. Offsets of replaced rows hold only for the version
+that was matched; where another write published the table meanwhile, the staged rows are matched
+again, against the newly pinned version, and staged anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from omnigraph_spark.errors import ExpectedVersionMismatch, IntegrityError
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
+from omnigraph_spark.storage import field_map
+from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit import deletes, staged_files, staged_rows
+from omnigraph_spark.write.plan import DELETE, MERGE, TableTarget, WritePlan
+from omnigraph_spark.write.tasks import matches, stage
+from omnigraph_spark.write.tasks.stage import StagedTable
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+MOST_UPDATED_ROWS = 262_144
+"""So many updated rows are committed at once: while it does, Lance holds 130 bytes of each."""
+
+ByTable = Mapping[str, list[StagedTable]]
+"""What was staged, by table key."""
+
+_log = logging.getLogger(__name__)
+
+
+def replaced_rows(staged: Sequence[StagedTable], entry: TableEntry | None, kept: int) -> int:
+    """Return how many stored rows the staged ones replace, `kept` being those that stayed."""
+    if entry is None or not any(one.matches for one in staged):
+        return 0
+    return entry.row_count - kept
+
+
+def operations(
+    storage: Storage, head: LanceDataset, staged: Sequence[StagedTable], new: list[Any]
+) -> list[Any]:
+    """Return the Lance operations that add fragments and take out the rows they replace.
+
+    `head` has the content of the version that was matched. Without replaced rows it is one append.
+    Many updated rows are committed in steps, one version each, of which the last takes out the rows
+    that all of them replace: until then Lance finds there when a row was created.
+
+    Raises:
+        StorageError: a deletion file couldn't be written, or a task's file not be read.
+    """
+    from lance import LanceOperation
+
+    grouped = matches.by_fragment(match for one in staged for match in one.matches if match.rows)
+    if not grouped:
+        return [LanceOperation.Append(new)]
+    updated, gone = [], []
+    with translated("Taking replaced rows out of their fragments"):
+        for number, found in sorted(grouped.items()):
+            stored = head.get_fragment(number)
+            assert stored is not None
+            left = stored.delete_rows(matches.united(storage, found))
+            if left is None:
+                gone.append(number)
+            else:
+                updated.append(left)
+    if not new:
+        return [LanceOperation.Delete(updated, gone, "rows that a write names by id")]
+    fields = _changed_fields(head)
+    *first, last = _steps(new)
+    return [
+        *(_update([], [], part, fields) for part in first),
+        _update(gone, updated, last, fields),
+    ]
+
+
+def _update(gone: list[int], updated: list[Any], new: list[Any], fields: list[int]) -> Any:
+    from lance import LanceOperation
+
+    return LanceOperation.Update(
+        removed_fragment_ids=gone,
+        updated_fragments=updated,
+        new_fragments=new,
+        fields_modified=[],
+        fields_for_preserving_frag_bitmap=fields,
+        update_mode="rewrite_rows",
+    )
+
+
+def _steps(new: Sequence[Any]) -> list[list[Any]]:
+    """Cut fragments into steps of at most so many updated rows; a larger one is a step itself."""
+    steps: list[list[Any]] = [[]]
+    rows = 0
+    for fragment in new:
+        kept = 0 if fragment.row_id_meta is None else int(fragment.physical_rows)
+        if kept and rows and rows + kept > MOST_UPDATED_ROWS:
+            steps.append([])
+            rows = 0
+        steps[-1].append(fragment)
+        rows += kept
+    return steps
+
+
+def _changed_fields(head: LanceDataset) -> list[int]:
+    """Return the fields whose indices don't cover updated rows: all of them.
+
+    For any other field Lance lets the indices of the old rows cover the new fragments, since row
+    ids stay: those that map values to row ids would go on answering with the values of before.
+    """
+    return [number for _, number, _, _ in field_map.of_dataset(head)]
+
+
+def refuse_doubles(plan: WritePlan, by_table: ByTable) -> None:
+    """Refuse an upsert in which two rows of different tasks matched one stored row.
+
+    Keys that the table doesn't have yet are compared by the check inside the round.
+
+    Raises:
+        IntegrityError: there are such rows; nothing was committed, the staged files are deleted.
+        StorageError: the store failed.
+    """
+    for key, staged in by_table.items() if plan.mode == MERGE else ():
+        grouped = matches.by_fragment(match for one in staged for match in one.matches)
+        if not any(len(found) > 1 for found in grouped.values()):
+            continue
+        target = plan.targets[key]
+        dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
+        try:
+            matches.refuse_doubles(plan.storage, dataset, key, grouped)
+        except IntegrityError:
+            staged_files.delete(plan, [one for every in by_table.values() for one in every])
+            raise
+
+
+def matched(
+    plan: WritePlan, by_table: ByTable, snapshot: Snapshot
+) -> tuple[WritePlan, ByTable] | None:
+    """Return the plan and the staged tables matched to the snapshot; None where they are.
+
+    Raises:
+        ExpectedVersionMismatch: a merge of branches, which compared the versions that it planned.
+        OmnigraphError: as `rematched`.
+    """
+    stale = [key for key in sorted(by_table) if by_table[key] and is_stale(plan, snapshot, key)]
+    if not stale:
+        return None
+    if plan.merged_parent is not None:
+        planned = plan.targets[stale[0]].version
+        raise ExpectedVersionMismatch(stale[0], planned, snapshot.version(stale[0]))
+    targets, staged = dict(plan.targets), dict(by_table)
+    for key in stale:
+        targets[key], staged[key] = rematched(plan, snapshot, key, by_table[key])
+    again = replace(plan, targets=targets)
+    refuse_doubles(again, staged)  # two new rows of one key are two updates by now
+    return again, staged
+
+
+def for_round(plan: WritePlan, by_table: ByTable, snapshot: Snapshot) -> tuple[WritePlan, ByTable]:
+    """Return what a round commits: a delete's rows with the edges that go with them.
+
+    Raises:
+        IntegrityError, StorageError: as `deletes.with_edges`.
+    """
+    if plan.mode != DELETE:
+        return plan, by_table
+    return deletes.with_edges(plan, by_table, snapshot)
+
+
+def is_stale(plan: WritePlan, snapshot: Snapshot, key: str) -> bool:
+    """Tell whether an upsert's rows of a table were matched against another version."""
+    entry = snapshot.tables.get(key)
+    if plan.mode not in (MERGE, DELETE) or entry is None:
+        return False
+    target = plan.targets[key]
+    return target.mode != plan.mode or target.version != entry.table_version
+
+
+def rematched(
+    plan: WritePlan, snapshot: Snapshot, key: str, staged: Sequence[StagedTable]
+) -> tuple[TableTarget, list[StagedTable]]:
+    """Match staged rows again, against the version that the snapshot pins; stages them anew.
+
+    Only the columns that the frame brought are taken from the staged files, so that what others
+    wrote to the other ones stays. A row that changed nothing when it was first matched counts as
+    written then. The old files are left to cleanup.
+
+    Raises:
+        SchemaMismatchError: the table's schema isn't the one the rows were staged under.
+        IntegrityError: a row that was an update is new by now and lacks what may not be null.
+        StorageError: the store failed.
+    """
+    old = plan.targets[key]
+    entry = snapshot.tables[key]
+    target = replace(old, mode=plan.mode, version=entry.table_version)
+    if plan.mode == DELETE:
+        before = plan.storage.dataset(old.location, old.table_branch, old.version)
+        ids = deletes.deleted_ids(plan.storage, before, {key: list(staged)}, key)
+        batches = (pa.RecordBatch.from_arrays([one], names=["id"]) for one in ids)
+        return target, [stage.restage(plan, target, batches)]
+    dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
+    now = field_map.of_dataset(dataset)
+    _log.info("write %s: matching %s again at %d", plan.publish_id, key, target.version)
+    again = []
+    for one in staged:
+        if one.fragments:
+            field_map.check(key, one.fields, now)
+            again.append(stage.restage(plan, target, staged_rows.read(plan, target, one)))
+    return target, [one for one in again if one.fragments or one.matches]

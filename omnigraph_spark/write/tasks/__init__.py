@@ -1,0 +1,1 @@
+"""The part of a write that runs on executors."""

@@ -1,0 +1,328 @@
+"""Stage rows: write Lance fragments in a task and commit nothing.
+
+Runs on executors, once per task. What it returns is plain data that the commit message carries:
+fragment metadata, counts and the field map (PROTOCOL 1); never a handle or a secret. A task that
+fails leaves unreferenced data files behind, which `abort` or cleanup removes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import queue
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from omnigraph_spark import _faults
+from omnigraph_spark.storage import column_numbers, field_map
+from omnigraph_spark.storage.field_map import FieldMap
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.write.plan import CREATE, DELETE, MERGE, TableTarget, WritePlan
+from omnigraph_spark.write.tasks import packed, page_rows, upsert
+from omnigraph_spark.write.tasks.matches import Match
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
+
+DATA_STORAGE_VERSION: Literal["2.2"] = "2.2"
+_CHUNK_BYTES = 8 << 20
+_CHUNK_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class StagedTable:
+    """The fragments that one task wrote for one table.
+
+    An upsert's also name the stored rows that they replace (`matches`) and the columns that its
+    frame brought. `beside` is the file that the rest of a large message is in, "" for none.
+    """
+
+    table_key: str
+    fragments: tuple[dict[str, Any], ...]
+    rows: int
+    bytes: int
+    fields: FieldMap
+    matches: tuple[Match, ...] = ()
+    columns: tuple[str, ...] = ()
+    beside: str = ""
+
+
+def to_json(staged: Iterable[StagedTable]) -> str:
+    """Return staged tables as the JSON text of a commit message."""
+    return json.dumps([asdict(one) for one in staged], separators=(",", ":"))
+
+
+def from_json(text: str) -> list[StagedTable]:
+    """Return the staged tables that a commit message holds."""
+    return [
+        StagedTable(
+            table_key=one["table_key"],
+            fragments=tuple(one["fragments"]),
+            rows=one["rows"],
+            bytes=one["bytes"],
+            fields=tuple((f[0], f[1], f[2], f[3]) for f in one["fields"]),
+            matches=tuple(Match(**match) for match in one["matches"]),
+            columns=tuple(one["columns"]),
+            beside=one["beside"],
+        )
+        for one in json.loads(text)
+    ]
+
+
+def stage(plan: WritePlan, batches: Iterable[tuple[str, pa.RecordBatch]]) -> list[StagedTable]:
+    """Write the batches of a task as fragments of their tables, in memory bounded by a few batches.
+
+    `batches` are (table key, rows in the Arrow schema of the table). One table streams through this
+    thread; several are written side by side, each by a thread of its own.
+
+    Raises:
+        StorageError: the store failed; files written so far stay unreferenced.
+        IntegrityError, SchemaMismatchError: whatever the iterator of batches raises.
+    """
+    _faults.point("stage.before_first_file")
+    if len(plan.targets) == 1:
+        (target,) = plan.targets.values()
+        staged = [_stage_one(plan, target, (batch for _, batch in batches))]
+    else:
+        staged = _stage_many(plan, batches)
+    _faults.point("stage.done")
+    return _within_a_message(plan, [one for one in staged if one.fragments or one.matches])
+
+
+def _within_a_message(plan: WritePlan, staged: list[StagedTable]) -> list[StagedTable]:
+    """Move what says which rows are replaced into files if it would make the message large."""
+    if sum(len(text) for one in staged for text in _texts(one)) <= packed.MOST_IN_A_MESSAGE:
+        return staged
+    return [_moved_out(plan, one) if one.matches else one for one in staged]
+
+
+def _texts(staged: StagedTable) -> list[str]:
+    ids = [one[upsert.ROW_IDS] for one in staged.fragments if upsert.ROW_IDS in one]
+    return ids + [text for one in staged.matches for text in (one.changed, one.same)]
+
+
+def _moved_out(plan: WritePlan, staged: StagedTable) -> StagedTable:
+    target = plan.targets[staged.table_key]
+    path = f"{target.data}/{new_ulid()}{packed.SUFFIX}"
+    moved = iter(packed.moved_out(plan.storage, path, _texts(staged)))
+    fragments = tuple(
+        {**one, upsert.ROW_IDS: next(moved)} if upsert.ROW_IDS in one else one
+        for one in staged.fragments
+    )
+    found = tuple(replace(m, changed=next(moved), same=next(moved)) for m in staged.matches)
+    return replace(staged, fragments=fragments, matches=found, beside=path)
+
+
+def _stage_one(
+    plan: WritePlan, target: TableTarget, batches: Iterator[pa.RecordBatch]
+) -> StagedTable:
+    """Stream batches into the fragments of one table; a table without rows writes no file."""
+    first = next((b for b in batches if b.num_rows), None)
+    if first is None:
+        return StagedTable(target.table_key, (), 0, 0, ())
+    batches = itertools.chain((first,), batches)
+    if target.mode in (MERGE, DELETE):
+        return restage(plan, target, batches)
+    destination, written, fields = _destination(plan, target)
+    fragments, rows, size = _write(plan, target, destination, batches)
+    numbered = tuple(column_numbers.renumbered(fragments, written, fields))
+    return StagedTable(target.table_key, numbered, rows, size, fields)
+
+
+def restage(plan: WritePlan, target: TableTarget, batches: Iterable[pa.RecordBatch]) -> StagedTable:
+    """Stage an upsert's or a delete's rows of one table against the version that `target` names.
+
+    Raises:
+        IntegrityError: a key comes twice, or a new row lacks what may not be null.
+        StorageError: the store failed; files written so far stay unreferenced.
+    """
+    dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
+    if target.mode == DELETE:
+        done = upsert.stage_delete(dataset, batches)
+    else:
+        done = upsert.stage_upsert(
+            target, dataset, batches, lambda rows: _write(plan, target, dataset, rows)
+        )
+    return StagedTable(
+        target.table_key,
+        done.fragments,
+        done.rows,
+        done.bytes,
+        field_map.of_dataset(dataset),
+        done.matches,
+        done.columns,
+    )
+
+
+def _write(
+    plan: WritePlan,
+    target: TableTarget,
+    destination: LanceDataset | str,
+    batches: Iterator[pa.RecordBatch],
+) -> upsert.Written:
+    """Write batches as fragments; no rows make no file."""
+    from lance.fragment import write_fragments
+
+    batches = page_rows.bounded(batches)
+    first = next((b for b in batches if b.num_rows), None)
+    if first is None:
+        return [], 0, 0
+    counted = _Counted(first, batches)
+    reader = pa.RecordBatchReader.from_batches(first.schema, iter(counted))
+    try:
+        with translated(f"Writing fragments of {target.table_key}"):
+            fragments = write_fragments(
+                reader,
+                destination,
+                mode="overwrite" if isinstance(destination, str) else "append",
+                max_rows_per_file=plan.settings.max_rows_per_file,
+                max_bytes_per_file=plan.settings.max_bytes_per_file,
+                data_storage_version=DATA_STORAGE_VERSION,
+                storage_options=plan.storage.lance_options(),
+                enable_stable_row_ids=True,
+            )
+    finally:
+        if counted.error is not None:
+            raise counted.error
+    return [_fragment_json(fragment) for fragment in fragments], counted.rows, counted.bytes
+
+
+class _Counted:
+    """Batches of one table, counted; keeps the typed error that Lance would turn into text."""
+
+    def __init__(self, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> None:
+        self._first = first
+        self._rest = rest
+        self.rows = 0
+        self.bytes = 0
+        self.error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        yield self._count(self._first)
+        _faults.point("stage.file_half_written")
+        try:
+            for batch in self._rest:
+                if batch.num_rows:
+                    yield self._count(batch)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _count(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        self.rows += batch.num_rows
+        self.bytes += batch.nbytes
+        return batch
+
+
+def _destination(
+    plan: WritePlan, target: TableTarget
+) -> tuple[LanceDataset | str, FieldMap, FieldMap]:
+    """Return where Lance writes, the field ids that it gives, and those that fragments are to have.
+
+    They differ where the write adds columns: Lance then numbers the columns as a new table's.
+    """
+    # On a graph branch a table's first version is one of its fork, and so are its files.
+    place = plan.storage.dataset_uri(target.location, target.table_branch)
+    if target.mode == CREATE:
+        fields = field_map.of_new(target.schema)
+        return place, fields, fields
+    dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
+    if not target.added:
+        fields = field_map.of_dataset(dataset)
+        return dataset, fields, fields
+    new = [target.schema.field(name) for name in target.added]
+    planned = field_map.of_schema(column_numbers.with_columns(dataset, new))
+    return place, field_map.of_new(target.schema), planned
+
+
+def _fragment_json(fragment: Any) -> dict[str, Any]:
+    found: dict[str, Any] = fragment.to_json()
+    return found
+
+
+_END = None
+_Queue = queue.Queue[pa.RecordBatch | None]
+
+
+class _TableThread:
+    """Writes one table of a whole-graph frame from a bounded queue."""
+
+    def __init__(self, plan: WritePlan, target: TableTarget) -> None:
+        self._queue: _Queue = queue.Queue(maxsize=2)
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._waiting_rows = 0
+        self.staged: StagedTable | None = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(plan, target), daemon=True)
+        self._thread.start()
+
+    def _run(self, plan: WritePlan, target: TableTarget) -> None:
+        try:
+            self.staged = _stage_one(plan, target, iter(self._queue.get, _END))
+        except BaseException as error:  # noqa: BLE001  (raised again in the task's thread)
+            self.error = error
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Hand over rows; small batches are gathered first: 50 tables would write slivers."""
+        self._waiting.append(batch)
+        self._waiting_bytes += batch.nbytes
+        self._waiting_rows += batch.num_rows
+        if self._waiting_bytes >= _CHUNK_BYTES or self._waiting_rows >= _CHUNK_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            merged = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()
+            self._waiting, self._waiting_bytes, self._waiting_rows = [], 0, 0
+            for batch in merged:
+                self._put(batch)
+
+    def _put(self, item: pa.RecordBatch | None) -> None:
+        while self._thread.is_alive():
+            try:
+                self._queue.put(item, timeout=0.2)
+            except queue.Full:
+                continue
+            return
+        if self.error is not None:
+            raise self.error
+
+    def finish(self, *, flush: bool) -> None:
+        """End the table: write what is left (`flush`), or stop where it is."""
+        try:
+            if flush:
+                self._flush()
+        finally:
+            if self._thread.is_alive():
+                self._put(_END)
+            self._thread.join()
+
+
+def _stage_many(
+    plan: WritePlan, batches: Iterable[tuple[str, pa.RecordBatch]]
+) -> list[StagedTable]:
+    threads: dict[str, _TableThread] = {}
+    complete = False
+    try:
+        for key, batch in batches:
+            if not batch.num_rows:
+                continue
+            if key not in threads:
+                threads[key] = _TableThread(plan, plan.targets[key])
+            threads[key].add(batch)
+        complete = True
+    finally:
+        for thread in threads.values():
+            thread.finish(flush=complete)
+    for thread in threads.values():
+        if thread.error is not None:
+            raise thread.error
+    return [thread.staged for thread in threads.values() if thread.staged is not None]
