@@ -133,7 +133,7 @@ def spark_run() -> Run:
     """Return what runs tasks on a local Spark."""
     from pyspark.sql import SparkSession
 
-    from omnigraph_spark.maintenance.spark_tasks import run_on_spark
+    from omnigraph_spark.maintenance.optimize import run_on_spark
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")

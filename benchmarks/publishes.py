@@ -32,9 +32,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from omnigraph_spark.history import commits, runs
-from omnigraph_spark.history.compaction import compact_own_datasets
-from omnigraph_spark.history.init import init_graph
-from omnigraph_spark.manifest import kept_rows, snapshot
+from omnigraph_spark.history.init import compact_own_datasets, init_graph
+from omnigraph_spark.manifest import snapshot
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import OURS, ManifestRow, TableRow, VersionRow
 from omnigraph_spark.storage import layout
@@ -202,7 +201,7 @@ def open_snapshots(storage: Storage) -> list[float]:
     ticks = []
     for anew in (True, False):
         if anew:
-            kept_rows._kept.clear()
+            snapshot._kept.clear()
         began, busy = time.perf_counter(), time.process_time()
         snapshot.load(storage)
         ticks += [time.perf_counter() - began, time.process_time() - busy]

@@ -134,7 +134,7 @@ class MaintenanceMethods:
             CommitTimeoutError: writers were first again and again; nothing was published.
             PublishOutcomeUnknown, StorageError: as `write`.
         """
-        from omnigraph_spark.maintenance import optimize, spark_tasks
+        from omnigraph_spark.maintenance import optimize
         from omnigraph_spark.write.plan import Settings
 
         asked = self._write_options("append", branch, write_options)
@@ -142,7 +142,7 @@ class MaintenanceMethods:
             self._store(),
             branch,
             tables,
-            spark_tasks.run_on_spark(cast("OmniGraph", self).spark),
+            optimize.run_on_spark(cast("OmniGraph", self).spark),
             target_rows=target_rows,
             deletions=deletions,
             settings=Settings.of(asked),

@@ -48,7 +48,7 @@ class SchemaMethods:
             OptionError, SchemaMismatchError: the table is there, or can't be made like this.
             OmnigraphError: as `write`.
         """
-        from omnigraph_spark.schema_changes import tables
+        from omnigraph_spark.schema_changes import properties
 
         name = table.partition(":")[2]
         given = dict(write_options)
@@ -57,7 +57,7 @@ class SchemaMethods:
         if endpoints is not None:
             given["endpoints"] = f"{name}: {endpoints[0]} -> {endpoints[1]}"
         asked = self._write_options("append", branch, given)
-        return tables.add_table(self._store(), asked, table, columns)
+        return properties.add_table(self._store(), asked, table, columns)
 
     def drop_table(
         self, *tables: str, branch: str = layout.MAIN, **write_options: str
@@ -70,10 +70,10 @@ class SchemaMethods:
             ExpectedVersionMismatch: somebody wrote to one of them meanwhile; nothing was dropped.
             OmnigraphError: as `write`.
         """
-        from omnigraph_spark.schema_changes import tables as changes
+        from omnigraph_spark.schema_changes import properties
 
         asked = self._write_options("append", branch, write_options)
-        return changes.drop_table(self._store(), asked, tables)
+        return properties.drop_table(self._store(), asked, tables)
 
     def add_property(
         self,

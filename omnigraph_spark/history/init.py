@@ -6,13 +6,14 @@ whoever comes next, and nothing depends on who did which step.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
-from omnigraph_spark.errors import StorageError
+from omnigraph_spark.errors import OmnigraphError, StorageError
 from omnigraph_spark.history import commits
 from omnigraph_spark.history.publishes import publishes_between
 from omnigraph_spark.manifest.migrations import new_manifest_schema
-from omnigraph_spark.storage import layout
+from omnigraph_spark.storage import append_log, layout, store
 from omnigraph_spark.storage.lance_errors import (
     DatasetNotFoundError,
     Outcome,
@@ -23,6 +24,10 @@ from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
     from lance import LanceDataset
+
+
+_log = logging.getLogger(__name__)
+
 
 _CONFIG: dict[str, str | None] = {"table_version_management": "true"}
 """What the engine sets on its own `__manifest`."""
@@ -91,3 +96,22 @@ def _set_config(manifest: LanceDataset) -> None:
         # Another process sets the same.
         if outcome_of(error.__cause__ or error) is not Outcome.CONFLICT:
             raise
+
+
+def compact_own_datasets(storage: Storage, branch: str, graph_version: int) -> None:
+    """Compact a branch's `__manifest` if the version that was just published is due; never raises.
+
+    Runs on the driver, after each publish; costs nothing but at every 16th version. Whoever
+    published that version does it, so no two processes do the same, and publishes that go on
+    meanwhile are safe: one of the two is refused and retried or given up (PROTOCOL 28). Left out
+    where auto-cleanup settings are still on the dataset, since a commit would run them.
+    """
+    if graph_version % append_log.COMPACT_EVERY:
+        return
+    try:
+        with translated(f"Compacting {layout.MANIFEST}"):
+            manifest = storage.dataset(layout.MANIFEST, branch)
+            if not store.keys(manifest):
+                append_log.compact(manifest, graph_version)
+    except OmnigraphError as error:
+        _log.info("%s was left as it is: %s", layout.MANIFEST, error)

@@ -26,7 +26,7 @@ from omnigraph_spark.integrity.round_rows import (
 )
 from omnigraph_spark.integrity.rules import CARD, ENDS, UNIQUE, UNIQUE_ID
 from omnigraph_spark.integrity.scratch import Scratch
-from omnigraph_spark.integrity.violations import STRANDED
+from omnigraph_spark.integrity.values import STRANDED
 from omnigraph_spark.storage import layout
 
 

@@ -15,7 +15,7 @@ from omnigraph_spark.integrity import rules, sources
 from omnigraph_spark.integrity.rules import TableRules
 from omnigraph_spark.integrity.scratch import Scratch
 from omnigraph_spark.integrity.sources import StagedFile
-from omnigraph_spark.integrity.violations import MOST_SAMPLES, Violation
+from omnigraph_spark.integrity.values import MOST_SAMPLES, Violation
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.storage import layout

@@ -19,7 +19,7 @@ from omnigraph_spark.maintenance import moved
 from omnigraph_spark.manifest import crash_records, migrations
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, head_version, load, open_main
 from omnigraph_spark.refs import refs
-from omnigraph_spark.storage import auto_cleanup, layout
+from omnigraph_spark.storage import layout, store
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.table_head import is_clean, owner_of
@@ -98,7 +98,7 @@ def _manifest(manifest: LanceDataset) -> Iterator[Finding]:
         yield Finding(
             HALF_MIGRATION, layout.MANIFEST, "A migration from v1 died between its steps", True
         )
-    if auto_cleanup.keys(manifest):
+    if store.keys(manifest):
         yield _deletes_versions(layout.MANIFEST, layout.MAIN)
 
 
@@ -245,7 +245,7 @@ def _table(storage: Storage, snapshot: Snapshot, entry: TableEntry) -> Iterator[
                 True,
                 branch,
             )
-        if auto_cleanup.keys(head):
+        if store.keys(head):
             yield _deletes_versions(key, branch)
     except OmnigraphError as error:
         yield Finding(UNREADABLE, key, str(error), False, branch)

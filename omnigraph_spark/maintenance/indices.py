@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from omnigraph_spark.errors import OptionError, StorageError, UnsupportedError
 from omnigraph_spark.storage.ids import new_ulid
-from omnigraph_spark.storage.index_types import BY_LANCES_NAME, KINDS
 from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.storage.layout import BY_LANCES_NAME, KINDS
 
 if TYPE_CHECKING:
     from lance import LanceDataset

@@ -27,6 +27,10 @@ from omnigraph_spark.write.plan import Settings
 
 if TYPE_CHECKING:
     from lance import LanceDataset
+    from pyspark.sql import SparkSession
+
+    from omnigraph_spark.manifest.snapshot import TableEntry
+    from omnigraph_spark.storage.store import Storage
 
 OPTIMIZE = "optimize"
 INDEX = "index"
@@ -284,3 +288,25 @@ def _column(dataset: LanceDataset, entry: TableEntry, column: str) -> str:
             f"{entry.table_key} has no column {column[:60]!r}", expected=", ".join(names[:60])
         )
     return column
+
+
+def run_on_spark(spark: SparkSession) -> Run:
+    """Return what runs each task of a compaction as a task of Spark.
+
+    As a plain user-defined function: `mapInArrow` asks for pandas, and there are no RDDs in Spark
+    Connect. A task that Spark runs twice leaves files that no version names.
+    """
+    from pyspark.sql.functions import udf
+
+    def run(storage: Storage, entry: TableEntry, tasks: Sequence[str]) -> list[str]:
+        place = (storage, entry.location, entry.table_branch, entry.table_version)
+
+        def compact(task: str) -> str:
+            return compacting.execute(*place, [task])[0]
+
+        frame = spark.createDataFrame([(task,) for task in tasks], "task string")
+        compacted = udf(compact, "string", useArrow=False).asNondeterministic()
+        done = frame.repartition(len(tasks)).select(compacted("task").alias("done"))
+        return [str(row.done) for row in done.collect()]
+
+    return run

@@ -20,8 +20,8 @@ from omnigraph_spark.errors import OmnigraphError
 from omnigraph_spark.maintenance import compacting, indices
 from omnigraph_spark.maintenance.compacting import Group
 from omnigraph_spark.manifest.snapshot import TableEntry
-from omnigraph_spark.storage import field_map
-from omnigraph_spark.storage.field_map import FieldMap
+from omnigraph_spark.storage import column_numbers
+from omnigraph_spark.storage.column_numbers import FieldMap
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.write.commit.table_commit import Moved
 from omnigraph_spark.write.commit.table_head import (
@@ -91,7 +91,7 @@ class Prepared:
                 elif number in covered:
                     needed[number] = {"files": files["files"]}
         known = frozenset(one.name for one in indices.present(dataset))
-        fields = field_map.of_dataset(dataset)
+        fields = column_numbers.of_dataset(dataset)
         return cls(
             entry.table_key, entry.table_version, fields, needed, groups, dropped, added, known
         )
@@ -167,7 +167,7 @@ def _check(prepared: Prepared, head: LanceDataset) -> None:
     Raises:
         Stale: they differ.
     """
-    if field_map.of_dataset(head) != prepared.fields:
+    if column_numbers.of_dataset(head) != prepared.fields:
         raise Stale(f"{prepared.table_key} has another schema by now")
     if frozenset(one.name for one in indices.present(head)) != prepared.known:
         raise Stale(f"{prepared.table_key} has other indices by now")

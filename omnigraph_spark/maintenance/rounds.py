@@ -24,7 +24,7 @@ from omnigraph_spark.errors import (
     PublishOutcomeUnknown,
     RowLevelCasContention,
 )
-from omnigraph_spark.history import commits, compaction
+from omnigraph_spark.history import commits, init
 from omnigraph_spark.maintenance import prepared
 from omnigraph_spark.maintenance.prepared import Prepared, Stale
 from omnigraph_spark.manifest import crash_records, migrations
@@ -244,7 +244,7 @@ class _Maintenance:
             )
         )
         self._tidy(heartbeat.remove)
-        compaction.compact_own_datasets(self.storage, self.branch, done.graph_version)
+        init.compact_own_datasets(self.storage, self.branch, done.graph_version)
         return Maintained(publish_id, done.graph_version, tables)
 
     def _put_back(self, moved: Sequence[Moved]) -> None:

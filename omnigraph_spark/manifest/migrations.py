@@ -15,7 +15,7 @@ import pyarrow as pa
 from omnigraph_spark import _faults
 from omnigraph_spark.errors import CorruptManifestError, UnsupportedManifestVersion
 from omnigraph_spark.manifest.rows import MANIFEST_SCHEMA, PRIMARY_KEY_ANNOTATION
-from omnigraph_spark.storage import auto_cleanup
+from omnigraph_spark.storage import store
 from omnigraph_spark.storage.lance_errors import Outcome, outcome_of, translated, typed
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _annotated(manifest: LanceDataset) -> list[str]:
 
 
 def _v1_to_v2(manifest: LanceDataset) -> None:
-    auto_cleanup.strip(manifest)
+    store.strip_auto_cleanup(manifest)
     annotated = _annotated(manifest)
     if annotated not in ([], ["object_id"]):
         raise CorruptManifestError(

@@ -7,6 +7,7 @@ that it depends on again, in the same merge (FACTS 22).
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import re
@@ -24,10 +25,12 @@ from omnigraph_spark.errors import (
     CorruptManifestError,
     ExpectedVersionMismatch,
     OmnigraphError,
+    OptionError,
     PublishOutcomeUnknown,
     RowLevelCasContention,
 )
 from omnigraph_spark.manifest.rows import (
+    OURS,
     TOMBSTONE,
     VERSION,
     ManifestRow,
@@ -36,7 +39,6 @@ from omnigraph_spark.manifest.rows import (
     to_arrow,
 )
 from omnigraph_spark.manifest.snapshot import Snapshot, fold, open_main, read_rows
-from omnigraph_spark.manifest.txn import check_txn
 from omnigraph_spark.manifest.writable import branch_identifier, open_for_writing
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.lance_errors import (
@@ -330,3 +332,45 @@ def _check_visible(
                 expected=f"a version above {after.floors.get(row.table_key, 0)}",
                 hint="Nothing was published",
             )
+
+
+def txn_versions(rows: pa.Table, app_id: str) -> dict[str, int]:
+    """Return the highest `txnVersion` of an application per table, from the version rows."""
+    versions = rows.filter(pc.equal(rows["object_type"], VERSION))
+    marked = versions.filter(pc.match_substring(versions["metadata"], '"txn":['))
+    found: dict[str, int] = {}
+    for key, text in zip(
+        marked["table_key"].to_pylist(), marked["metadata"].to_pylist(), strict=True
+    ):
+        txn = _txn(text)
+        if txn is not None and txn[0] == app_id:
+            found[key] = max(found.get(key, -1), txn[1])
+    return found
+
+
+def _txn(metadata: str) -> tuple[str, int] | None:
+    """Return the mark in a version row's metadata, None where there is none of this form."""
+    try:
+        app_id, number = json.loads(metadata)[OURS]["txn"]
+        return str(app_id), int(number)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def check_txn(rows: pa.Table, txn: tuple[str, int], touched: frozenset[str]) -> bool:
+    """Tell whether every table of a write has this or a higher `txnVersion` of the application.
+
+    Raises:
+        OptionError: some of the tables have it and some don't.
+    """
+    app_id, number = txn
+    seen = txn_versions(rows, app_id)
+    having = sorted(k for k in touched if seen.get(k, -1) >= number)
+    if having and len(having) < len(touched):
+        raise OptionError(
+            f"txnAppId {app_id!r} at version {number} was written to some of this write's tables",
+            expected="all of them or none",
+            found=", ".join(having),
+            hint="Nothing was published. Use one txnAppId per set of tables, or OmniGraph.write",
+        )
+    return bool(having)

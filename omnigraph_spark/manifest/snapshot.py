@@ -7,6 +7,8 @@ where an inherited and a branch-owned entry remain, the higher version wins (FOR
 from __future__ import annotations
 
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,7 @@ from omnigraph_spark.errors import (
     UnsupportedManifestVersion,
     VersionNotFoundError,
 )
-from omnigraph_spark.manifest import kept_rows, migrations
+from omnigraph_spark.manifest import migrations
 from omnigraph_spark.manifest.rows import MANIFEST_SCHEMA, OURS, TABLE, TOMBSTONE, VERSION, fit
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
@@ -249,7 +251,7 @@ def read_rows(manifest: LanceDataset) -> pa.Table:
         StorageError: the store failed.
     """
     with translated("Reading __manifest"):
-        return kept_rows.read_all(manifest)
+        return read_all(manifest)
 
 
 def open_manifest(
@@ -360,3 +362,54 @@ def load(storage: Storage, branch: str = layout.MAIN, version: int | None = None
     main = open_main(storage)
     pinned = _head(storage, main, branch) if version is None else version
     return fold(read_rows(_opened(storage, main, branch, pinned)), branch, pinned)
+
+
+_BIG_ROWS = 1024
+_MOST_BYTES = 64 << 20
+
+_kept: OrderedDict[str, pa.Table] = OrderedDict()
+_lock = threading.Lock()
+
+
+def read_all(manifest: LanceDataset) -> pa.Table:
+    """Return all rows in the shape of `MANIFEST_SCHEMA`, big fragments first; untranslated errors.
+
+    Rows of small fragments come in one piece: a fold over many pieces takes twice as long.
+    """
+    small, tables = [], []
+    for fragment in manifest.get_fragments():
+        if fragment.metadata.num_rows < _BIG_ROWS:
+            small.append(fragment)
+        else:
+            tables.append(_big(manifest, fragment))
+    if small or not tables:
+        tables.append(_scan(manifest, small))
+    return pa.concat_tables(tables)
+
+
+def _big(manifest: LanceDataset, fragment: Any) -> pa.Table:
+    key = _name(manifest, fragment)
+    with _lock:
+        found = _kept.get(key)
+        if found is not None:
+            _kept.move_to_end(key)
+            return found
+    rows = _scan(manifest, [fragment])
+    with _lock:
+        _kept[key] = rows
+        while sum(kept.nbytes for kept in _kept.values()) > _MOST_BYTES:
+            _kept.popitem(last=False)
+    return rows
+
+
+def _name(manifest: LanceDataset, fragment: Any) -> str:
+    """Return what a fragment's rows follow from: its files, deletions too, and the columns."""
+    columns = [(field.name(), field.id()) for field in manifest.lance_schema.fields()]
+    return json.dumps([columns, fragment.metadata.to_json()])
+
+
+def _scan(manifest: LanceDataset, fragments: list[Any]) -> pa.Table:
+    names = MANIFEST_SCHEMA.names
+    if not fragments:
+        return fit(manifest.schema.empty_table())
+    return fit(manifest.scanner(columns=names, fragments=fragments).to_table()).combine_chunks()

@@ -11,7 +11,7 @@ from omnigraph_spark import _faults
 from omnigraph_spark.errors import BranchNotFoundError, UnsupportedError
 from omnigraph_spark.manifest import migrations
 from omnigraph_spark.manifest.snapshot import open_main
-from omnigraph_spark.storage import auto_cleanup, layout, relocation
+from omnigraph_spark.storage import layout, relocation, store
 from omnigraph_spark.storage.lance_errors import Outcome, outcome_of, translated, typed
 from omnigraph_spark.storage.store import Storage
 
@@ -44,7 +44,7 @@ def open_for_writing(storage: Storage, branch: str, identifier: str | None = Non
     migrations.refuse_newer(manifest)
     migrations.check_readable(manifest)
     manifest = migrations.migrate_internal_schema(manifest)
-    if auto_cleanup.keys(manifest):
+    if store.keys(manifest):
         _strip(manifest)
     return manifest
 
@@ -80,7 +80,7 @@ def branch_identifier(main: LanceDataset, branch: str) -> str:
 
 def _strip(manifest: LanceDataset) -> None:
     try:
-        auto_cleanup.strip(manifest)
+        store.strip_auto_cleanup(manifest)
     except (OSError, ValueError, RuntimeError) as error:
         if outcome_of(error) is not Outcome.CONFLICT:
             raise typed(error, "Removing auto-cleanup from __manifest") from error

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from omnigraph_spark.arrow.to_spark import nullable_blobs, scan_options
 from omnigraph_spark.arrow.to_table import to_table_batch
 from omnigraph_spark.manifest.snapshot import TableEntry
-from omnigraph_spark.read.open_datasets import fragments_of, opened
-from omnigraph_spark.read.plan import Scan
-from omnigraph_spark.storage import field_map
+from omnigraph_spark.read.plan import Scan, fragments_of, opened
+from omnigraph_spark.storage import column_numbers
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.relocation import open_for_reading
 from omnigraph_spark.storage.store import Storage
@@ -101,7 +100,7 @@ def _are_alike(datasets: Any) -> bool:
 
     Otherwise one file may hold other values: a column that was dropped and added again is null.
     """
-    found = {tuple(one[:3] for one in field_map.of_dataset(dataset)) for dataset in datasets}
+    found = {tuple(one[:3] for one in column_numbers.of_dataset(dataset)) for dataset in datasets}
     return len(found) == 1
 
 

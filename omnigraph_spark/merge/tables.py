@@ -20,7 +20,7 @@ from omnigraph_spark.merge import rules
 from omnigraph_spark.merge import sides as merge_sides
 from omnigraph_spark.merge.rules import DOUBLED, OURS, SOURCE, TARGET, Conflict, Decision
 from omnigraph_spark.merge.sides import Piece, Sides
-from omnigraph_spark.storage import field_map, layout
+from omnigraph_spark.storage import column_numbers, layout
 from omnigraph_spark.storage.relocation import open_for_reading
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.plan import WritePlan
@@ -210,7 +210,7 @@ def staged_rows(plan: WritePlan, merge: TableMerge, found: Decision) -> list[Sta
         dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
         gone = lookup(dataset, found.gone).addresses
         none = np.empty(0, dtype=np.uint64)
-        fields = field_map.of_dataset(dataset)
+        fields = column_numbers.of_dataset(dataset)
         named = matches.of_addresses(gone, none)
         staged.append(StagedTable(merge.table_key, (), 0, 0, fields, named, ("id",)))
     return staged

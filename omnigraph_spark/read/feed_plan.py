@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from omnigraph_spark.manifest.snapshot import TableEntry
-from omnigraph_spark.read.open_datasets import fragments_of
-from omnigraph_spark.read.plan import Scan, shared_out
+from omnigraph_spark.read.plan import Scan, fragments_of, shared_out
 from omnigraph_spark.refs.changes import Change
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.relocation import open_for_reading

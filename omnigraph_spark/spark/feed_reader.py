@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -22,19 +22,23 @@ from pyspark.sql.types import (
 )
 
 from omnigraph_spark.arrow.frame_batches import TABLE, assemble
-from omnigraph_spark.arrow.to_spark import scan_options
+from omnigraph_spark.arrow.to_spark import scan_options, to_spark_batch
 from omnigraph_spark.errors import SchemaMismatchError, StorageError
-from omnigraph_spark.read import changed_rows
+from omnigraph_spark.read import changed_rows, metadata_frames
 from omnigraph_spark.read.batch_size import AHEAD_BYTES, BATCH_BYTES, batch_rows
 from omnigraph_spark.read.changed_rows import DELETE, INSERT
 from omnigraph_spark.read.feed_plan import Partition, Piece, Planner
-from omnigraph_spark.read.open_datasets import fragments_of, opened
-from omnigraph_spark.read.plan import Scan
+from omnigraph_spark.read.plan import Scan, fragments_of, opened
 from omnigraph_spark.refs.changes import Change, Feed
 from omnigraph_spark.spark import frames, spark_types
 from omnigraph_spark.spark.frame_schema import table_struct
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
+
+if TYPE_CHECKING:
+    from omnigraph_spark.manifest.snapshot import Snapshot
+    from omnigraph_spark.storage.store import Storage
+
 
 LEADING = StructType(
     [
@@ -219,3 +223,56 @@ def _told(batch: pa.RecordBatch, kind: str, change: Change, target: pa.Schema) -
         for field in target
     ]
     return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def metadata_schema(kind: str) -> StructType:
+    """Return the columns of a metadata frame, `kind` being the value of option `metadata`."""
+    return StructType(
+        [
+            StructField(field.name, spark_types.spark_type(field), field.nullable)
+            for field in metadata_frames.SCHEMAS[kind]
+        ]
+    )
+
+
+class MetadataReader(DataSourceReader):
+    """Read one metadata frame of a snapshot."""
+
+    def __init__(self, storage: Storage, snapshot: Snapshot, kind: str, schema: StructType) -> None:
+        """Take what `metadata_schema` gave, or a user's choice and order of its columns.
+
+        Raises:
+            SchemaMismatchError: a column isn't the frame's, or has another type there.
+        """
+        own = {field.name: field for field in metadata_schema(kind).fields}
+        for asked in schema.fields:
+            known = own.get(asked.name)
+            if known is None or not spark_types.same_type(known.dataType, asked.dataType):
+                raise SchemaMismatchError(
+                    f"The schema asks for a column that metadata frame {kind} hasn't",
+                    expected=", ".join(
+                        f"{f.name} {f.dataType.simpleString()}" for f in own.values()
+                    ),
+                    found=f"{asked.name} {asked.dataType.simpleString()}",
+                    column=asked.name,
+                )
+        self._storage = storage
+        self._snapshot = snapshot
+        self._kind = kind
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return the one partition."""
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Give the frame's rows; on an executor.
+
+        Raises:
+            StorageError: a dataset isn't there, or the store failed.
+            CorruptManifestError, BranchNotFoundError: the graph changed or is damaged.
+        """
+        target = spark_types.arrow_schema(self._schema)
+        table = metadata_frames.read(self._kind, self._storage, self._snapshot)
+        for batch in table.to_batches():
+            yield to_spark_batch(batch, target)

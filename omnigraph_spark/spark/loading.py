@@ -48,12 +48,12 @@ class Load:
         Raises:
             OmnigraphError: no such table or column, or types that Spark doesn't have.
         """
-        from omnigraph_spark.spark import feed_reader, frame_schema, metadata_reader
+        from omnigraph_spark.spark import feed_reader, frame_schema
 
         if self.span is not None:
             return feed_reader.feed_schema(self._feed(self.span)[1])
         if self.options.metadata is not None:
-            return metadata_reader.metadata_schema(self.options.metadata)
+            return feed_reader.metadata_schema(self.options.metadata)
         schema, self.table_schemas = frame_schema.read_schema(
             self.storage, self.snapshot, self.options
         )
@@ -65,8 +65,7 @@ class Load:
         Raises:
             OmnigraphError: as `schema`, and a user's schema that isn't the frame's.
         """
-        from omnigraph_spark.spark.feed_reader import FeedReader
-        from omnigraph_spark.spark.metadata_reader import MetadataReader
+        from omnigraph_spark.spark.feed_reader import FeedReader, MetadataReader
         from omnigraph_spark.spark.reader import OmnigraphReader
 
         if self.span is not None:

@@ -18,7 +18,7 @@ from omnigraph_spark.arrow.to_spark import scan_options, to_spark_batch
 from omnigraph_spark.errors import StorageError
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.options import ReadOptions
-from omnigraph_spark.read import filters, plan, user_filter
+from omnigraph_spark.read import filters, plan
 from omnigraph_spark.read.batch_size import (
     AHEAD_BYTES,
     BATCH_BYTES,
@@ -26,7 +26,7 @@ from omnigraph_spark.read.batch_size import (
     batch_rows,
     column_share,
 )
-from omnigraph_spark.read.open_datasets import fragments_of, opened
+from omnigraph_spark.read.plan import fragments_of, opened
 from omnigraph_spark.spark import spark_types
 from omnigraph_spark.spark.frame_schema import FrameColumns
 from omnigraph_spark.storage.lance_errors import translated
@@ -109,7 +109,7 @@ class OmnigraphReader(DataSourceReader):
         needed = left if self._options.filter is None else [*self._entries.values()]
         datasets = plan.open_tables(self._storage, needed)
         if self._options.filter is not None:
-            fitting = user_filter.fitting_tables(self._options.filter, datasets)
+            fitting = filters.fitting_tables(self._options.filter, datasets)
             left = [entry for entry in left if entry.table_key in fitting]
         filtered = {entry.table_key: self._filter(entry.table_key) is not None for entry in left}
         shares = {key: self._share(key, datasets[key]) for key in filtered}
@@ -193,7 +193,7 @@ class OmnigraphReader(DataSourceReader):
         predicate = self._predicates[key]
         assert predicate is not False
         return _both(
-            user_filter.enclosed(self._options.filter), predicate if predicate is not True else None
+            filters.enclosed(self._options.filter), predicate if predicate is not True else None
         )
 
     def _framed(

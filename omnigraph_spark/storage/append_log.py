@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from omnigraph_spark.errors import OmnigraphError, StorageError
-from omnigraph_spark.storage import auto_cleanup
+from omnigraph_spark.storage import store
 from omnigraph_spark.storage.lance_errors import (
     DatasetNotFoundError,
     Outcome,
@@ -143,7 +143,7 @@ def _append_once(
             raise
         return create(storage, log, rows)
     # The keys go before our first commit to a dataset of the engine (FORMAT, "Tree").
-    if auto_cleanup.strip(dataset):
+    if store.strip_auto_cleanup(dataset):
         dataset.checkout_latest()
     return lance.write_dataset(rows, dataset, mode="append")
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from omnigraph_spark.storage import field_map
-from omnigraph_spark.storage.field_map import FieldMap
+from omnigraph_spark.errors import SchemaMismatchError
 from omnigraph_spark.storage.lance_errors import translated
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from lance import LanceDataset
     from lance.schema import LanceSchema
 
@@ -32,7 +32,7 @@ def with_columns(dataset: LanceDataset, fields: Iterable[pa.Field]) -> LanceSche
     fields = list(fields)
     if not fields:
         return dataset.lance_schema
-    used = max(entry[1] for entry in field_map.of_dataset(dataset))
+    used = max(entry[1] for entry in of_dataset(dataset))
     files = (file for fragment in dataset.get_fragments() for file in fragment.data_files())
     highest = max((number for file in files for number in file.fields), default=-1)
     pads = [_PAD.format(number) for number in range(used + 1, highest + 1)]
@@ -90,3 +90,64 @@ def _empty(dataset: LanceDataset) -> LanceDataset:
     return lance.LanceDataset.commit(
         "memory://", lance.LanceOperation.Overwrite(dataset.lance_schema, [])
     )
+
+
+FieldMap = tuple[tuple[str, int, str, bool], ...]
+"""(path of the column, field id, Arrow type, nullable), depth first."""
+
+
+def of_dataset(dataset: Any) -> FieldMap:
+    """Return the field map of an opened Lance dataset."""
+    return of_schema(dataset.lance_schema)
+
+
+def of_new(schema: pa.Schema) -> FieldMap:
+    """Return the field map that Lance gives a dataset that is created with `schema`."""
+    from lance.schema import LanceSchema
+
+    return of_schema(LanceSchema.from_pyarrow(schema))
+
+
+def of_schema(lance_schema: Any) -> FieldMap:
+    """Return the field map of a schema of Lance's own kind."""
+    found: list[tuple[str, int, str, bool]] = []
+
+    def visit(field: Any, prefix: str) -> None:
+        arrow = field.to_arrow()
+        path = prefix + field.name()
+        found.append((path, field.id(), str(arrow.type), arrow.nullable))
+        for child in field.children():
+            visit(child, f"{path}.")
+
+    for top in lance_schema.fields():
+        visit(top, "")
+    return tuple(found)
+
+
+def check(table_key: str, staged: FieldMap, now: FieldMap) -> None:
+    """Refuse to commit fragments on a version whose schema isn't the one they were staged under.
+
+    Raises:
+        SchemaMismatchError: any column, field id, type or nullability differs.
+    """
+    if staged == now:
+        return
+    ours = {entry[0]: entry for entry in staged}
+    theirs = {entry[0]: entry for entry in now}
+    differing = sorted(path for path in {*ours, *theirs} if ours.get(path) != theirs.get(path)) or [
+        entry[0] for entry in staged
+    ]
+    path = differing[0]
+    raise SchemaMismatchError(
+        f"The schema of {table_key} changed while the write was running (column {path})",
+        expected=_shown(ours.get(path)),
+        found=_shown(theirs.get(path)),
+        hint="Nothing was published and the staged files are not used again. Run the write again",
+        table_key=table_key,
+    )
+
+
+def _shown(entry: tuple[str, int, str, bool] | None) -> str:
+    if entry is None:
+        return "no such column"
+    return f"{entry[2]}{'' if entry[3] else ' not null'} (field {entry[1]})"

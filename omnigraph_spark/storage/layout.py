@@ -189,3 +189,17 @@ def _shown(text: str) -> str:
     """Return hostile text as a short, printable literal."""
     shown = repr(text)
     return shown if len(shown) <= 80 else f"{shown[:77]}…'"
+
+
+KINDS: dict[str, str] = {
+    "BTREE": "BTree",
+    "BITMAP": "Bitmap",
+    "LABEL_LIST": "LabelList",
+    "INVERTED": "Inverted",
+    "NGRAM": "NGram",
+    "ZONEMAP": "ZoneMap",
+    "BLOOMFILTER": "BloomFilter",
+}
+"""What they are built by, and what Lance calls them once they are there."""
+
+BY_LANCES_NAME = {theirs: ours for ours, theirs in KINDS.items()}

@@ -6,6 +6,8 @@ there again; its `repr` shows no secret. Everything below the root is named by r
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -19,8 +21,6 @@ from urllib.parse import unquote, urlsplit
 from omnigraph_spark.errors import OptionError
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
-from omnigraph_spark.storage.newest_version import newest_version
-from omnigraph_spark.storage.python_workers import keep_loaded_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -391,3 +391,88 @@ def _file_uri_path(uri: str) -> str:
     if split.netloc not in ("", "localhost"):
         raise OptionError("file: URIs name no host", found=split.netloc, expected="file:///path")
     return unquote(split.path)
+
+
+_HINT = "latest_version_hint.json"
+_MOST_PROBES = 64
+_LONGEST_NS = 1_000_000_000
+
+
+def newest_version(dataset_folder: str) -> int | None:
+    """Return the newest version that is in a dataset's folder; None where only a listing can tell.
+
+    The hint may be old or wrong (an older Lance writes none, a slow process writes it late, the
+    dataset was made anew), so it only says where to begin. The answer is a version whose successor
+    isn't there. That alone doesn't do: a cleanup may have taken the successor away and left newer
+    ones. So the folder must not have changed later than a second after this version was written:
+    whoever removes a version that was made within that second, and keeps one before and one after
+    it, is no cleanup (PROTOCOL 27). Folders whose times say nothing are listed.
+    """
+    folder = os.path.join(dataset_folder, "_versions")
+    version = _hinted(folder)
+    if version is None:
+        return None
+    try:
+        written = os.stat(_path(folder, version)).st_mtime_ns
+        for _ in range(_MOST_PROBES):
+            try:
+                written = os.stat(_path(folder, version + 1)).st_mtime_ns
+            except FileNotFoundError:
+                break
+            version += 1
+        else:
+            return None
+        changed = os.stat(folder).st_mtime_ns  # after the look for the successor
+    except OSError:
+        return None
+    return version if 0 <= changed - written <= _LONGEST_NS else None
+
+
+def _path(folder: str, version: int) -> str:
+    return os.path.join(folder, layout.v2_manifest_name(version))
+
+
+def _hinted(folder: str) -> int | None:
+    try:
+        with open(os.path.join(folder, _HINT), "rb") as file:
+            found = json.loads(file.read(100))["version"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    plausible = type(found) is int and 0 < found < 1 << 62
+    return found if plausible else None
+
+
+_PREFIX = "lance.auto_cleanup."
+
+
+def keys(dataset: LanceDataset) -> list[str]:
+    """Return the auto-cleanup keys in the dataset's config, sorted."""
+    return sorted(key for key in dataset.config() if key.startswith(_PREFIX))
+
+
+def strip_auto_cleanup(dataset: LanceDataset) -> bool:
+    """Remove the auto-cleanup keys in one commit; True if there were any.
+
+    Runs on the driver. `dataset` then stands at the version made, which isn't the next one if
+    somebody committed in between (PROTOCOL 11): callers that need contiguity compare versions.
+
+    Raises:
+        OSError, ValueError: from Lance, untranslated, since callers tell conflicts apart.
+    """
+    present = keys(dataset)
+    if present:
+        dataset.delete_config_keys(present)
+    return bool(present)
+
+
+@lru_cache(maxsize=1)
+def keep_loaded_modules() -> None:
+    """Take what is loaded by now out of garbage collection, once per process.
+
+    Spark's workers collect garbage after every plan and every task. With the modules of PySpark,
+    Arrow and Lance loaded that takes 30 ms of CPU each time, most of the cost of a small plan, and
+    frees nothing: modules stay. Called when Lance has been loaded, on driver and executors; in a
+    process that isn't such a worker (its environment hasn't the mark) it does nothing.
+    """
+    if "SPARK_REUSE_WORKER" in os.environ:
+        gc.freeze()

@@ -17,13 +17,12 @@ from omnigraph_spark.history import commits
 from omnigraph_spark.manifest import crash_records, migrations, publisher
 from omnigraph_spark.manifest.publisher import Published
 from omnigraph_spark.manifest.rows import PRIMARY_KEY_ANNOTATION, TableRow
-from omnigraph_spark.storage import field_map
+from omnigraph_spark.storage import column_numbers
 from omnigraph_spark.storage.lance_errors import Outcome
 from omnigraph_spark.write.commit import (
     added_columns,
     commit,
     heal,
-    reshape,
     staged_files,
     table_commit,
     table_head,
@@ -51,11 +50,11 @@ def _put(where: Any, **functions: Any) -> None:
 
 
 def _no_field_map() -> None:
-    _put(field_map, check=lambda *_: None)
+    _put(column_numbers, check=lambda *_: None)
 
 
 def _no_contiguity() -> None:
-    for module in (table_commit, added_columns, reshape):
+    for module in (table_commit, added_columns, added_columns):
         _put(module, contiguous=lambda made, *_: made)
 
 

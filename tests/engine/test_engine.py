@@ -25,7 +25,6 @@ from omnigraph_spark.merge import restore
 from omnigraph_spark.refs import branches as manage
 from omnigraph_spark.refs import refs, tags
 from omnigraph_spark.schema_changes import properties
-from omnigraph_spark.schema_changes import tables as table_changes
 from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
 from tests.support import branches, columns, exports, graphs
@@ -133,11 +132,9 @@ def _merge_schema(graph: Storage) -> None:
 
 
 def _add_table(graph: Storage) -> None:
-    table_changes.add_table(
-        graph, write_options(graph, keys="Town: name"), "node:Town", "name STRING"
-    )
+    properties.add_table(graph, write_options(graph, keys="Town: name"), "node:Town", "name STRING")
     asked = write_options(graph, endpoints="LivesIn: Person -> Town")
-    table_changes.add_table(graph, asked, "edge:LivesIn", "since DATE")
+    properties.add_table(graph, asked, "edge:LivesIn", "since DATE")
 
 
 ACTIONS: dict[str, Callable[[Storage], object]] = {
@@ -154,7 +151,7 @@ ACTIONS: dict[str, Callable[[Storage], object]] = {
     "rename property": _rename_property,
     "mergeSchema": _merge_schema,
     "add tables": _add_table,
-    "drop table": lambda graph: table_changes.drop_table(graph, write_options(graph), [COMPANY]),
+    "drop table": lambda graph: properties.drop_table(graph, write_options(graph), [COMPANY]),
     "index": lambda graph: create_index(graph, "main", PERSON, "age", "BTREE", None),
     "optimize": lambda graph: optimize(graph, "main", None, run_here),
     "cleanup": _cleanup,

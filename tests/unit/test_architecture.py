@@ -27,7 +27,7 @@ MAX_FILES_AT_THE_ROOT = 8
 KNOW_SPARK = {
     "omnigraph_spark",  # exports
     "graph",
-    "maintenance.spark_tasks",
+    "maintenance.optimize",
     "merge.diff",
     "merge.merge",
     "merge.on_spark",

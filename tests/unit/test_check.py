@@ -30,7 +30,7 @@ from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import VersionRow
 from omnigraph_spark.manifest.snapshot import load, open_main
 from omnigraph_spark.manifest.writable import open_for_writing
-from omnigraph_spark.storage import auto_cleanup, layout
+from omnigraph_spark.storage import layout, store
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
@@ -184,7 +184,7 @@ def test_auto_cleanup_of_the_engine_is_removed_and_the_tables_stay_in_order(
     assert {key: ids(storage, key) for key in load(storage).tables} == before
     for key, entry in load(storage).tables.items():
         head = storage.dataset(entry.location)
-        assert (head.version, auto_cleanup.keys(head)) == (entry.table_version, []), key
+        assert (head.version, store.keys(head)) == (entry.table_version, []), key
 
 
 def test_staged_messages_are_deleted_when_they_are_older_than_a_day(graph: Storage) -> None:

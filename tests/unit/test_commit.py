@@ -32,7 +32,7 @@ from omnigraph_spark.manifest import crash_records
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import ManifestRow, TombstoneRow, VersionRow
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.schema_changes.tables import drop_table
+from omnigraph_spark.schema_changes.properties import drop_table
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage

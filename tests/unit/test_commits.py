@@ -16,7 +16,7 @@ from omnigraph_spark.history import commits, publishes
 from omnigraph_spark.history.commits import COMMITS, Commit
 from omnigraph_spark.history.init import init_graph
 from omnigraph_spark.history.publishes import publishes_between
-from omnigraph_spark.storage import append_log, auto_cleanup, layout
+from omnigraph_spark.storage import append_log, layout, store
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
 from tests.support import graphs
@@ -296,11 +296,11 @@ def test_auto_cleanup_goes_before_the_first_row_of_ours(tmp_path: Path) -> None:
     storage = Storage.at(str(graphs.unpack("v2", "rich", tmp_path)))
     engine = commits.read_commits(storage)
     before = storage.dataset(layout.GRAPH_COMMITS)
-    assert auto_cleanup.keys(before)
+    assert store.keys(before)
     published = publish_version(storage, "node:Added", 1)
     commits.record_publish(storage, "main", *published, "ada")
     for name in (layout.GRAPH_COMMITS, layout.GRAPH_COMMIT_ACTORS):
-        assert auto_cleanup.keys(storage.dataset(name)) == []
+        assert store.keys(storage.dataset(name)) == []
     after = storage.dataset(layout.GRAPH_COMMITS)
     made = range(before.version + 1, after.version + 1)
     transactions = [after.read_transaction(v) for v in made]

@@ -13,10 +13,9 @@ import pytest
 
 from omnigraph_spark.errors import StorageError
 from omnigraph_spark.history import commits, runs
-from omnigraph_spark.history.compaction import compact_own_datasets
-from omnigraph_spark.history.init import init_graph
+from omnigraph_spark.history.init import compact_own_datasets, init_graph
 from omnigraph_spark.manifest import snapshot
-from omnigraph_spark.storage import append_log, auto_cleanup, layout
+from omnigraph_spark.storage import append_log, layout, store
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
 from tests.support import graphs
@@ -83,7 +82,7 @@ def test_nothing_is_done_but_at_every_sixteenth_version(graph: Storage) -> None:
 
 def test_a_manifest_with_auto_cleanup_settings_is_left_alone(tmp_path: Path) -> None:
     storage = Storage.at(str(graphs.unpack("v2", "rich", tmp_path)))
-    assert auto_cleanup.keys(storage.dataset(layout.MANIFEST))
+    assert store.keys(storage.dataset(layout.MANIFEST))
     before = graphs.file_hashes(Path(storage.root))
     compact_own_datasets(storage, "main", 16)
     assert graphs.file_hashes(Path(storage.root)) == before
@@ -95,7 +94,7 @@ def test_a_branch_still_reads_the_same_after_its_parents_manifest_was_compacted(
     storage = Storage.at(str(graphs.unpack("v2", "rich", tmp_path)))
     branches = ("dev", "feature/merged")
     before = {branch: snapshot.load(storage, branch) for branch in branches}
-    auto_cleanup.strip(storage.dataset(layout.MANIFEST))
+    store.strip_auto_cleanup(storage.dataset(layout.MANIFEST))
     fragments_before = fragments(storage, layout.MANIFEST)
     compact_own_datasets(storage, "main", 16)
     assert fragments(storage, layout.MANIFEST) < fragments_before
@@ -120,7 +119,7 @@ def test_a_branch_of_a_moved_graph_that_cant_be_compacted_is_left_and_logged(
 ) -> None:
     root = graphs.unpack("v2", "rich", tmp_path)
     storage = Storage.at(str(root))
-    auto_cleanup.strip(storage.dataset(layout.MANIFEST, "dev"))
+    store.strip_auto_cleanup(storage.dataset(layout.MANIFEST, "dev"))
     before = snapshot.load(storage, "dev")
     with caplog.at_level(logging.INFO):
         compact_own_datasets(storage, "dev", 16)

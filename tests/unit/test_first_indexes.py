@@ -10,7 +10,7 @@ import pytest
 from omnigraph_spark import _faults
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.storage.store import Storage
-from omnigraph_spark.write.commit import first_indexes
+from omnigraph_spark.write.commit import table_commit
 from tests.format_checker import check_graph
 from tests.support import writes
 from tests.support.writes import KNOWS, PERSON, Died, die, ids, once
@@ -18,7 +18,7 @@ from tests.support.writes import KNOWS, PERSON, Died, die, ids, once
 
 @pytest.fixture
 def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
-    monkeypatch.setattr(first_indexes, "WORTH_ROWS", 10)
+    monkeypatch.setattr(table_commit, "WORTH_ROWS", 10)
     yield Storage.at(str(tmp_path / "g"))
     _faults.disarm()
 
@@ -57,7 +57,7 @@ def test_small_and_empty_tables_get_none(graph: Storage) -> None:
 def test_a_table_that_begins_large_is_left_to_create_index(
     graph: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_indexes, "MOST_ROWS", 11)
+    monkeypatch.setattr(table_commit, "MOST_ROWS", 11)
     writes.write(graph, {PERSON: some("p", 12), KNOWS: some("k", 11)})
     assert indexes(graph, PERSON) == {}
     assert set(indexes(graph, KNOWS)) == {"id", "src", "dst"}

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from omnigraph_spark.history.init import init_graph
-from omnigraph_spark.manifest import kept_rows
+from omnigraph_spark.manifest import snapshot
 from omnigraph_spark.manifest.rows import MANIFEST_SCHEMA, TableRow, VersionRow, fit, to_arrow
 from omnigraph_spark.manifest.snapshot import load, open_main, read_rows
 from omnigraph_spark.storage import layout
@@ -24,8 +24,8 @@ BIG = 8
 
 @pytest.fixture(autouse=True)
 def small_is_big(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_rows, "_BIG_ROWS", BIG)
-    monkeypatch.setattr(kept_rows, "_kept", type(kept_rows._kept)())
+    monkeypatch.setattr(snapshot, "_BIG_ROWS", BIG)
+    monkeypatch.setattr(snapshot, "_kept", type(snapshot._kept)())
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def in_order(rows: pa.Table) -> list[dict[str, Any]]:
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets the number of fragments of each scan from now on."""
     seen: list[int] = []
-    scan: Callable[..., pa.Table] = kept_rows._scan
+    scan: Callable[..., pa.Table] = snapshot._scan
 
     def counted(manifest: lance.LanceDataset, fragments: list[Any]) -> pa.Table:
         seen.append(len(fragments))
         return scan(manifest, fragments)
 
-    monkeypatch.setattr(kept_rows, "_scan", counted)
+    monkeypatch.setattr(snapshot, "_scan", counted)
     return seen
 
 
@@ -147,13 +147,13 @@ def test_what_is_kept_has_an_end(
     manifest: lance.LanceDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = [make(tmp_path / str(n), n) for n in range(3)]
-    monkeypatch.setattr(kept_rows, "_MOST_BYTES", int(2.5 * read_rows(manifest).nbytes))
+    monkeypatch.setattr(snapshot, "_MOST_BYTES", int(2.5 * read_rows(manifest).nbytes))
     for one in (*others, manifest, *others):
         assert in_order(read_rows(one)) == fresh(one)
-        assert len(kept_rows._kept) <= 2
-    monkeypatch.setattr(kept_rows, "_MOST_BYTES", 1)
+        assert len(snapshot._kept) <= 2
+    monkeypatch.setattr(snapshot, "_MOST_BYTES", 1)
     assert in_order(read_rows(make(tmp_path / "last", 9)))[0]["object_type"] == "table"
-    assert len(kept_rows._kept) == 0
+    assert len(snapshot._kept) == 0
 
 
 def test_a_manifest_without_rows_has_the_columns(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from omnigraph_spark.manifest.migrations import INTERNAL_MANIFEST_SCHEMA_VERSION
 from omnigraph_spark.manifest.rows import MANIFEST_SCHEMA, PRIMARY_KEY_ANNOTATION
 from omnigraph_spark.manifest.snapshot import load, open_main, read_rows
 from omnigraph_spark.manifest.writable import open_for_writing
-from omnigraph_spark.storage import auto_cleanup
+from omnigraph_spark.storage import store
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
 from tests.support import graphs, writes
@@ -108,7 +108,7 @@ def test_the_manifests_own_auto_cleanup_is_removed_by_the_first_write(v1: Storag
     open_main(v1).update_config({"lance.auto_cleanup.interval": "1"})
     oldest = open_main(v1).versions()[0]["version"]
     writes.write(v1, {PERSON: ["new"]})
-    assert auto_cleanup.keys(open_main(v1)) == []
+    assert store.keys(open_main(v1)) == []
     assert open_main(v1).versions()[0]["version"] == oldest
 
 
@@ -230,7 +230,7 @@ def test_a_rival_that_migrates_between_the_steps_is_no_error(v1: Storage, point:
 
 def test_a_primary_key_on_another_column_is_refused_and_nothing_changes(v1: Storage) -> None:
     open_main(v1).update_field_metadata({"table_key": {PRIMARY_KEY_ANNOTATION: "true"}})
-    for key in auto_cleanup.keys(open_main(v1)):
+    for key in store.keys(open_main(v1)):
         open_main(v1).delete_config_keys([key])
     before = graphs.file_hashes(Path(v1.root))
     with pytest.raises(CorruptManifestError, match=r"primary key.*object_id.*table_key"):

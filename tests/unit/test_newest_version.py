@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from omnigraph_spark.storage import layout, store
-from omnigraph_spark.storage.newest_version import newest_version
-from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.storage.store import Storage, newest_version
 
 ROWS = pa.table({"a": [1]})
 

@@ -30,8 +30,8 @@ from omnigraph_spark.manifest.snapshot import TableEntry, load
 from omnigraph_spark.read import metadata_frames
 from omnigraph_spark.read.plan import read_table
 from omnigraph_spark.refs import refs
-from omnigraph_spark.storage import auto_cleanup, layout
-from omnigraph_spark.storage.index_types import KINDS
+from omnigraph_spark.storage import layout, store
+from omnigraph_spark.storage.layout import KINDS
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.plan import Settings
 from tests.format_checker import check_graph
@@ -460,5 +460,5 @@ def test_the_engines_auto_cleanup_takes_no_version_during_maintenance(graph: Sto
     create_index(graph, "main", PERSON, "id", "BTREE", None, QUICK)
     optimize(graph, "main", None, run_here, settings=QUICK)
     assert before < set(refs.kept_versions(graph, place, None))
-    assert auto_cleanup.keys(graph.dataset(place)) == []
+    assert store.keys(graph.dataset(place)) == []
     assert read_table(graph, published, PERSON).num_rows == 10

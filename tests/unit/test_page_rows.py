@@ -12,8 +12,8 @@ import pytest
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import NewTable
-from omnigraph_spark.write.tasks import page_rows
-from omnigraph_spark.write.tasks.stage import stage
+from omnigraph_spark.write.tasks import stage as staging
+from omnigraph_spark.write.tasks.stage import bounded, stage
 from tests.support.writes import plan
 
 T = "node:T"
@@ -32,7 +32,7 @@ def sizes(batches: Iterator[pa.RecordBatch]) -> list[int]:
 
 def test_a_large_row_goes_with_the_one_behind_it_in_order() -> None:
     five = [row(number) for number in range(5)]
-    made = [*page_rows.bounded(five)]
+    made = [*bounded(five)]
     assert sizes(iter(made)) == [2, 2, 1]
     assert pa.Table.from_batches(made).equals(pa.Table.from_batches(five))
 
@@ -40,26 +40,26 @@ def test_a_large_row_goes_with_the_one_behind_it_in_order() -> None:
 def test_small_rows_and_batches_of_several_rows_stay_as_they_are() -> None:
     several = pa.Table.from_batches([row(1), row(2)]).combine_chunks().to_batches()
     batches = [row(0, 80), *several, row(3, 80)]
-    assert [a is b for a, b in zip(page_rows.bounded(batches), batches, strict=True)] == [True] * 3
+    assert [a is b for a, b in zip(bounded(batches), batches, strict=True)] == [True] * 3
 
 
 def test_a_large_row_goes_with_small_ones_too() -> None:
-    assert sizes(page_rows.bounded([row(0), row(1, 80), row(2)])) == [2, 1]
+    assert sizes(bounded([row(0), row(1, 80), row(2)])) == [2, 1]
 
 
 def test_rows_too_large_for_one_array_stay_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_rows, "_MOST_JOINED_BYTES", 2 * LARGE)
-    assert sizes(page_rows.bounded([row(0), row(1), row(2, 80), row(3)])) == [1, 2, 1]
+    monkeypatch.setattr(staging, "_MOST_JOINED_BYTES", 2 * LARGE)
+    assert sizes(bounded([row(0), row(1), row(2, 80), row(3)])) == [1, 2, 1]
 
 
 def test_a_large_batch_is_cut_into_pieces_of_two_rows_at_least(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = pa.Table.from_batches([row(number) for number in range(5)]).combine_chunks()
-    monkeypatch.setattr(page_rows, "_LARGE_BATCH_BYTES", 4 * LARGE)
+    monkeypatch.setattr(staging, "_LARGE_BATCH_BYTES", 4 * LARGE)
     for most, expected in ((1, [2, 2, 1]), (3 * LARGE + 99, [3, 2]), (9 * LARGE, [5])):
-        monkeypatch.setattr(page_rows, "_CUT_BYTES", most)
-        made = [*page_rows.bounded(whole.to_batches())]
+        monkeypatch.setattr(staging, "_CUT_BYTES", most)
+        made = [*bounded(whole.to_batches())]
         assert sizes(iter(made)) == expected
         assert pa.Table.from_batches(made).equals(whole)
         assert all(batch.get_total_buffer_size() < 1.1 * batch.nbytes for batch in made)
@@ -71,7 +71,7 @@ def test_an_error_behind_a_large_row_is_raised_as_it_is() -> None:
         raise ValueError("as it is")
 
     with pytest.raises(ValueError, match="as it is"):
-        sizes(page_rows.bounded(broken()))
+        sizes(bounded(broken()))
 
 
 @pytest.mark.parametrize(("mode", "pages"), [("append", 2), ("merge", 1)])

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from omnigraph_spark.history import runs
-from omnigraph_spark.storage import append_log, auto_cleanup, layout
+from omnigraph_spark.storage import append_log, layout, store
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
 from tests.support import graphs
@@ -90,7 +90,7 @@ def test_the_engines_runs_are_read_and_continued(tmp_path: Path) -> None:
     after = runs.read_runs(storage)
     assert after.slice(0, 6).equals(before)
     assert after["run_id"].to_pylist()[6:] == [run_id, run_id]
-    assert auto_cleanup.keys(storage.dataset(layout.GRAPH_RUNS)) == []
+    assert store.keys(storage.dataset(layout.GRAPH_RUNS)) == []
 
 
 def test_a_graph_without_registry_has_no_runs(storage: Storage) -> None:

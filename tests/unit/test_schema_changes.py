@@ -25,7 +25,6 @@ from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.refs import branches
 from omnigraph_spark.refs.refs import Resolved
 from omnigraph_spark.schema_changes import properties as changes
-from omnigraph_spark.schema_changes import tables
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import NewTable
@@ -252,8 +251,8 @@ def test_a_restore_over_changed_properties_keeps_the_schema_files_in_step(
 
 
 def test_an_added_table_is_empty_and_takes_rows(graph: Storage) -> None:
-    tables.add_table(graph, asked(graph, keys="City: name"), "node:City", "name STRING, size INT")
-    tables.add_table(
+    changes.add_table(graph, asked(graph, keys="City: name"), "node:City", "name STRING, size INT")
+    changes.add_table(
         graph, asked(graph, endpoints="LivesIn: Person -> City"), "edge:LivesIn", "since DATE"
     )
     assert columns.table(graph, "node:City").schema.names == ["id", "name", "size"]
@@ -262,31 +261,31 @@ def test_an_added_table_is_empty_and_takes_rows(graph: Storage) -> None:
     writes.write(graph, {"node:City": ["c"]})
     assert [r["id"] for r in rows_of(graph, "node:City")] == ["c"]
     with pytest.raises(OptionError, match=r"OMNIGRAPH_OPTION.*node:City is there already"):
-        tables.add_table(graph, asked(graph), "node:City", "name STRING")
+        changes.add_table(graph, asked(graph), "node:City", "name STRING")
     assert check_graph(graph.root) == []
 
 
 def test_a_table_that_a_rival_makes_at_the_same_moment_is_made_once(graph: Storage) -> None:
     def rival() -> None:
-        tables.add_table(graph, asked(graph), "node:City", "name STRING")
+        changes.add_table(graph, asked(graph), "node:City", "name STRING")
 
     _faults.arm("commit.entered", once(rival))
     with pytest.raises(ExpectedVersionMismatch, match="OMNIGRAPH_EXPECTED_VERSION_MISMATCH"):
-        tables.add_table(graph, asked(graph), "node:City", "name STRING")
+        changes.add_table(graph, asked(graph), "node:City", "name STRING")
     assert load(graph).entry("node:City").row_count == 0
     assert check_graph(graph.root) == []
 
 
 def test_a_dropped_table_is_gone_and_its_data_and_older_versions_stay(graph: Storage) -> None:
     before = load(graph)
-    done = tables.drop_table(graph, asked(graph), ["Company"])
+    done = changes.drop_table(graph, asked(graph), ["Company"])
     assert done.graph_version == before.graph_version + 1
     assert COMPANY not in load(graph).tables
     assert rows_of(graph, COMPANY, before.graph_version) == [FIRST]
     with pytest.raises(TableNotFoundError, match="OMNIGRAPH_TABLE_NOT_FOUND"):
-        tables.drop_table(graph, asked(graph), [COMPANY])
+        changes.drop_table(graph, asked(graph), [COMPANY])
     assert check_graph(graph.root) == []
-    tables.add_table(graph, asked(graph, keys="Company: name"), COMPANY, "name STRING, age INT")
+    changes.add_table(graph, asked(graph, keys="Company: name"), COMPANY, "name STRING, age INT")
     writes.write(graph, {COMPANY: ["new"]})
     assert [r["id"] for r in rows_of(graph, COMPANY)] == ["new"]
     assert check_graph(graph.root) == []
@@ -297,9 +296,9 @@ def test_a_node_table_goes_only_together_with_the_edge_tables_that_end_there(
 ) -> None:
     before = load(graph).tables
     with pytest.raises(IntegrityError, match=r"OMNIGRAPH_INTEGRITY.*edge:Knows"):
-        tables.drop_table(graph, asked(graph), [PERSON])
+        changes.drop_table(graph, asked(graph), [PERSON])
     assert load(graph).tables == before
-    tables.drop_table(graph, asked(graph), [PERSON, KNOWS])
+    changes.drop_table(graph, asked(graph), [PERSON, KNOWS])
     assert set(load(graph).tables) == {COMPANY}
     assert check_graph(graph.root) == []
 
@@ -308,21 +307,23 @@ def test_an_edge_table_that_is_made_while_its_end_is_dropped_stops_the_drop(
     graph: Storage,
 ) -> None:
     def rival() -> None:
-        tables.add_table(graph, asked(graph, endpoints="Owns: Company -> Company"), "edge:Owns", "")
+        changes.add_table(
+            graph, asked(graph, endpoints="Owns: Company -> Company"), "edge:Owns", ""
+        )
 
     for point in ("commit.entered", "commit.before_publish"):
         _faults.arm(point, once(rival))
         with pytest.raises((IntegrityError, ExpectedVersionMismatch)):
-            tables.drop_table(graph, asked(graph), [COMPANY])
+            changes.drop_table(graph, asked(graph), [COMPANY])
         _faults.disarm()
         assert COMPANY in load(graph).tables
-        tables.drop_table(graph, asked(graph), ["edge:Owns"])
+        changes.drop_table(graph, asked(graph), ["edge:Owns"])
 
 
 def test_a_table_that_is_written_to_while_it_is_dropped_stays(graph: Storage) -> None:
     _faults.arm("commit.entered", once(lambda: writes.write(graph, {COMPANY: ["late"]})))
     with pytest.raises(ExpectedVersionMismatch, match="OMNIGRAPH_EXPECTED_VERSION_MISMATCH"):
-        tables.drop_table(graph, asked(graph), [COMPANY])
+        changes.drop_table(graph, asked(graph), [COMPANY])
     assert [r["id"] for r in rows_of(graph, COMPANY)] == ["first", "late"]
 
 
@@ -347,7 +348,7 @@ def test_the_engines_graphs_after_changes_are_still_what_format_says(
         changes.drop_property(graph, asked(graph), node, "renamed")
     else:
         changes.drop_property(graph, asked(graph), node, "added")
-    tables.drop_table(graph, asked(graph), [edge])
+    changes.drop_table(graph, asked(graph), [edge])
     for key, table in before.items():
         assert columns.table(graph, key, old.graph_version) == table
     assert check_graph(graph.root, moved=True) == []

@@ -16,7 +16,7 @@ from omnigraph_spark.refs.branches import create_branch
 from omnigraph_spark.refs.refs import resolve
 from omnigraph_spark.schema.property_types import blob_type
 from omnigraph_spark.storage.store import Storage
-from omnigraph_spark.write.commit import small_files, staged_rows
+from omnigraph_spark.write.commit import small_files, staged_files
 from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import NewTable, WritePlan
 from omnigraph_spark.write.tasks import lookup
@@ -309,5 +309,5 @@ def test_bad_records_of_small_tasks_are_set_aside_and_the_good_ones_land(
 def test_staged_rows_are_those_that_were_staged(storage: Storage) -> None:
     planned = plan(storage, [T], new=NEW)
     (one,) = staged(planned, tasks(1))
-    (batch,) = staged_rows.read(planned, planned.targets[T], one)
+    (batch,) = staged_files.read(planned, planned.targets[T], one)
     assert batch.equals(rows(united(tasks(1))))

@@ -23,7 +23,7 @@ from omnigraph_spark.manifest.crash_records import Heartbeat
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import ManifestRow, TombstoneRow, VersionRow
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import auto_cleanup, field_map, layout
+from omnigraph_spark.storage import column_numbers, layout, store
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.layout import PUBLISH_ID_PROPERTY
 from omnigraph_spark.storage.store import Storage
@@ -118,7 +118,7 @@ def test_the_field_map_names_ids_types_and_nullability_of_nested_fields_too() ->
             pa.field("point", pa.struct([pa.field("x", pa.int32()), pa.field("y", pa.int32())])),
         ]
     )
-    assert field_map.of_new(schema) == (
+    assert column_numbers.of_new(schema) == (
         ("id", 0, "string", False),
         ("point", 1, "struct<x: int32, y: int32>", True),
         ("point.x", 2, "int32", True),
@@ -248,7 +248,7 @@ def test_a_head_with_a_strip_above_the_published_version_is_as_good_as_that(
 ) -> None:
     dataset(graph).update_config({"lance.auto_cleanup.interval": "1000"})
     publish_head(graph)
-    dataset(graph).delete_config_keys(auto_cleanup.keys(dataset(graph)))
+    dataset(graph).delete_config_keys(store.keys(dataset(graph)))
     _faults.arm("heal.before_restore", writes.die)
     writes.write(graph, {PERSON: ["next"]}, orphanGraceSeconds=LONG)
     assert ids(graph, PERSON) == ["first", "next"]
@@ -337,14 +337,14 @@ def test_no_heal_of_an_engines_table_deletes_a_version_that_is_pinned(
     before = ids(storage, PERSON)
     for number in range(orphans):
         now = dataset(storage)
-        auto_cleanup.strip(now)
+        store.strip_auto_cleanup(now)
         orphan_above(storage, f"orphan{number}")
     files = {path.name for path in Path(folder).iterdir()}
     writes.write(storage, {PERSON: ["ours"]})
     assert files <= {path.name for path in Path(folder).iterdir()}
     assert ids(storage, PERSON) == sorted([*before, "ours"])
     assert dataset(storage).checkout_version(pinned).count_rows() == len(before)
-    assert auto_cleanup.keys(dataset(storage)) == []
+    assert store.keys(dataset(storage)) == []
 
 
 def test_the_engines_auto_cleanup_is_gone_before_the_first_commit_to_a_table(
@@ -352,9 +352,9 @@ def test_the_engines_auto_cleanup_is_gone_before_the_first_commit_to_a_table(
 ) -> None:
     storage = Storage.at(str(graphs.unpack("v2", "social", tmp_path)))
     pinned = load(storage).version(PERSON)
-    assert auto_cleanup.keys(dataset(storage))
+    assert store.keys(dataset(storage))
     seen: list[list[str]] = []
-    _faults.arm("table.sending", lambda: seen.append(auto_cleanup.keys(dataset(storage))))
+    _faults.arm("table.sending", lambda: seen.append(store.keys(dataset(storage))))
     try:
         writes.write(storage, {PERSON: ["ours"]})
     finally:
@@ -580,4 +580,4 @@ def test_new_datasets_have_stable_row_ids_version_2_2_and_no_auto_cleanup(graph:
         now = dataset(graph, key)
         assert now.has_stable_row_ids
         assert now.data_storage_version == "2.2"
-        assert auto_cleanup.keys(now) == []
+        assert store.keys(now) == []

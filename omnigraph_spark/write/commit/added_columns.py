@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from omnigraph_spark import _faults
 from omnigraph_spark.errors import SchemaMismatchError
-from omnigraph_spark.storage import column_numbers, field_map
-from omnigraph_spark.storage.field_map import FieldMap
+from omnigraph_spark.manifest.snapshot import TableEntry
+from omnigraph_spark.storage import column_numbers
+from omnigraph_spark.storage.column_numbers import FieldMap
 from omnigraph_spark.storage.store import Storage
-from omnigraph_spark.write.commit.table_head import Round, commit, contiguous
+from omnigraph_spark.write.commit.table_head import Round, commit, contiguous, settle, strip
 from omnigraph_spark.write.plan import TableTarget
 from omnigraph_spark.write.tasks.stage import StagedTable
 from omnigraph_spark.write.tasks.upsert import lance_fragments
@@ -66,7 +67,7 @@ def add(round_: Round, head: LanceDataset, schema: LanceSchema) -> LanceDataset:
     """
     from lance import LanceOperation
 
-    if field_map.of_schema(schema) == field_map.of_dataset(head):
+    if column_numbers.of_schema(schema) == column_numbers.of_dataset(head):
         return head
     _faults.point("table.before_columns")
     before = int(head.version)
@@ -90,7 +91,7 @@ def fitted(
     """
     if not target.added:
         for one in staged:
-            field_map.check(target.table_key, one.fields, now)
+            column_numbers.check(target.table_key, one.fields, now)
     found: list[Any] = []
     for one in staged:
         fragments: Sequence[dict[str, Any]] = one.fragments
@@ -112,9 +113,44 @@ def _check(target: TableTarget, staged: FieldMap, now: FieldMap) -> None:
     )
     # A rival's column that these fragments lack reads null in them.
     rest = tuple(e for e in now if e[0] in known or not _may_lack(e, now))
-    field_map.check(target.table_key, tuple(sorted(expected)), tuple(sorted(rest)))
+    column_numbers.check(target.table_key, tuple(sorted(expected)), tuple(sorted(rest)))
 
 
 def _may_lack(entry: tuple[str, int, str, bool], now: FieldMap) -> bool:
     top = entry[0].partition(".")[0]
     return any(path == top and nullable for path, _, _, nullable in now)
+
+
+def reshape(round_: Round, target: TableTarget, entry: TableEntry) -> LanceDataset:
+    """Commit a table without the columns that `target.renamed` maps to None, others renamed.
+
+    Raises:
+        StartOver: somebody else was first; nothing of this stays that another could adopt.
+        SchemaMismatchError: a column isn't there any more, or its new name is taken.
+        StorageError: the store failed.
+    """
+    from lance import LanceOperation
+
+    place = (target.table_key, entry.location, target.table_branch, entry.table_version)
+    head = strip(settle(round_, *place))
+    names = head.schema.names
+    for old, new in target.renamed:
+        if old not in names or new in names:
+            raise SchemaMismatchError(
+                f"The columns of {target.table_key} were changed by somebody else meanwhile",
+                expected=f"a column {old}" if old not in names else f"no column {new}",
+                found=", ".join(names)[:300],
+                hint="Nothing was changed. Look at the table, then call again",
+                table_key=target.table_key,
+                column=old,
+            )
+    kept = {old: new for old, new in target.renamed if new is not None}
+    gone = [old for old, new in target.renamed if new is None]
+    schema = (
+        column_numbers.without_columns(head, gone)
+        if gone
+        else column_numbers.with_names(head, kept)
+    )
+    before = int(head.version)
+    made = commit(head, before, LanceOperation.Project(schema), round_.publish_id, max_retries=0)
+    return contiguous(made, before, round_.publish_id)

@@ -16,8 +16,10 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from omnigraph_spark import _faults, schema
+from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import (
     CommitTimeoutError,
     ExpectedVersionMismatch,
@@ -26,20 +28,18 @@ from omnigraph_spark.errors import (
     RowLevelCasContention,
     TableNotFoundError,
 )
-from omnigraph_spark.history import commits, compaction, init, runs
+from omnigraph_spark.history import commits, init, runs
 from omnigraph_spark.manifest import crash_records
 from omnigraph_spark.manifest.crash_records import Heartbeat
-from omnigraph_spark.manifest.publisher import Publish, Published, has_publish, publish
+from omnigraph_spark.manifest.publisher import Publish, Published, check_txn, has_publish, publish
 from omnigraph_spark.manifest.rows import OURS, ManifestRow, TableRow, TombstoneRow
-from omnigraph_spark.manifest.snapshot import Snapshot, fold, load, read_rows
-from omnigraph_spark.manifest.txn import check_txn
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, load, read_rows
 from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.refs import property_files
+from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.storage import layout
 from omnigraph_spark.write.commit import heal, small_files, staged_files, updates
 from omnigraph_spark.write.commit.commit_check import CommitCheck
-from omnigraph_spark.write.commit.guards import keeps_ids, untouched_guards
-from omnigraph_spark.write.commit.publish_marks import marks, of_dropped
 from omnigraph_spark.write.commit.table_commit import (
     Moved,
     commit_table,
@@ -48,7 +48,15 @@ from omnigraph_spark.write.commit.table_commit import (
     quietly_put_back,
 )
 from omnigraph_spark.write.commit.table_head import Round, StartOver
-from omnigraph_spark.write.plan import CREATE, OVERWRITE, RESTORE, TableTarget, WritePlan
+from omnigraph_spark.write.plan import (
+    APPEND,
+    CREATE,
+    MERGE,
+    OVERWRITE,
+    RESTORE,
+    TableTarget,
+    WritePlan,
+)
 from omnigraph_spark.write.tasks.stage import StagedTable
 
 # The pause after a lost round: shorter each time, since with growing ones a writer that has lost
@@ -364,7 +372,7 @@ class _Write:
             runs.finish_run(plan.storage, plan.publish_id, "published", plan.publish_id)
         _faults.point("commit.before_record_delete")
         self._tidy(heartbeat.remove)
-        compaction.compact_own_datasets(plan.storage, plan.branch, published.graph_version)
+        init.compact_own_datasets(plan.storage, plan.branch, published.graph_version)
         _faults.point("commit.done")
 
     def _failed(self, heartbeat: Heartbeat) -> None:
@@ -400,3 +408,53 @@ class _Write:
 
     def _all_staged(self) -> list[StagedTable]:
         return [one for staged in self._by_table.values() for one in staged]
+
+
+KEEPS_IDS = frozenset({APPEND, MERGE})
+"""Modes that take no node id away, so that no edge can lose its end."""
+
+
+def keeps_ids(plan: WritePlan) -> bool:
+    """Tell whether a write takes no node id away; a merge of branches may."""
+    return plan.mode in KEEPS_IDS and plan.merged_parent is None
+
+
+def untouched_guards(plan: WritePlan, snapshot: Snapshot, touched: Sequence[str]) -> frozenset[str]:
+    """Return the untouched tables whose publishes must collide with this one; on the driver."""
+    created = [key for key in touched if key not in snapshot.tables]
+    replaced = not keeps_ids(plan)
+    gone = {*touched, *plan.dropped}
+    if not replaced and not any(layout.is_edge(key) for key in created):
+        return frozenset()
+    schema = engine_schema.read(plan.storage) or EngineSchema()
+    guards: set[str] = set()
+    for edge in schema.edges.values():
+        ends = {layout.table_key(layout.NODE, end) for end in (edge.source, edge.target)}
+        if edge.table_key in created:
+            guards |= ends
+        if replaced and ends & gone:
+            guards.add(edge.table_key)
+    return frozenset(key for key in guards if key in snapshot.tables)
+
+
+def marks(plan: WritePlan) -> dict[str, Any]:
+    """Return this connector's part of the `metadata` of each version row, as plain data."""
+    ours: dict[str, Any] = {"publish_id": plan.publish_id, "mode": plan.mode}
+    if plan.txn is not None:
+        ours["txn"] = list(plan.txn)
+    if plan.user_metadata is not None:
+        ours["user_metadata"] = plan.user_metadata
+    if plan.actor is not None:
+        ours["actor"] = plan.actor
+    if plan.unchecked:
+        ours["unchecked"] = True
+    if plan.merged_parent is not None:
+        ours["merged_parent"] = plan.merged_parent
+    if plan.integrity.checks_rows():
+        ours["integrity"] = plan.integrity.level
+    return ours
+
+
+def of_dropped(ours: dict[str, Any], entry: TableEntry | None) -> dict[str, Any]:
+    """Return the marks of a tombstone: all rows of the table are removed."""
+    return {**ours, "rows_added": 0, "rows_removed": 0 if entry is None else entry.row_count}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from omnigraph_spark import _faults
 from omnigraph_spark import schema as engine_schema
-from omnigraph_spark.errors import OmnigraphError
-from omnigraph_spark.integrity import cross_rows
+from omnigraph_spark.errors import IntegrityError, OmnigraphError
+from omnigraph_spark.integrity import cross_rows, rules
 from omnigraph_spark.integrity.bad_records import BadRecords
 from omnigraph_spark.integrity.cross_rows import Verdict
 from omnigraph_spark.integrity.round_rows import ALL, NOTHING, SAME_IDS, Question, TableWrite
@@ -26,7 +26,6 @@ from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
 from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.schema.property_types import is_blob
 from omnigraph_spark.storage.lance_errors import translated
-from omnigraph_spark.write.commit import drops
 from omnigraph_spark.write.commit.table_head import Round, StartOver, commit, restore
 from omnigraph_spark.write.plan import ALTER, MERGE, OVERWRITE, RESTORE, TableTarget, WritePlan
 from omnigraph_spark.write.tasks.stage import StagedTable
@@ -68,7 +67,7 @@ class CommitCheck:
         plan = self._plan
         if plan.mode == ALTER and plan.dropped:
             known = engine_schema.read(plan.storage) or EngineSchema()
-            drops.refuse_stranded(plan.dropped, snapshot, known)
+            refuse_stranded(plan.dropped, snapshot, known)
         # An upsert can't tell two rows of one id apart: at every level it must have one of each.
         upserts = plan.mode == MERGE and self._may_repeat
         if plan.mode == RESTORE or not (plan.integrity.checks_rows() or upserts):
@@ -209,3 +208,24 @@ def _grouped(bad: pa.Table) -> list[tuple[tuple[int, str, str, str], list[int]]]
         ((one["f"], one["rule"], one["col"], one["expected"]), sorted(one["r_list"]))
         for one in grouped
     ]
+
+
+def refuse_stranded(dropped: Collection[str], snapshot: Snapshot, schema: EngineSchema) -> None:
+    """Refuse to drop node tables at which edge tables end that stay.
+
+    Raises:
+        IntegrityError: names the edge tables.
+    """
+    for key in sorted(dropped):
+        edges = {edge for edge, _ in rules.edges_at(schema, key)}
+        left = sorted(edge for edge in edges - set(dropped) if edge in snapshot.tables)
+        if left:
+            raise IntegrityError(
+                f"{key} can't be dropped: {len(left)} edge tables end there",
+                expected="no edge table that ends there, or all of them dropped in the same call",
+                found=", ".join(left[:10]),
+                hint="Nothing was dropped. Name those tables in the same drop_table",
+                table_key=key,
+                rule="edge ends",
+                samples=left[:10],
+            )

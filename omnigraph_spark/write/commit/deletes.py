@@ -19,7 +19,7 @@ from omnigraph_spark.errors import IntegrityError
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.refs import forks
 from omnigraph_spark.schema.model import EngineSchema
-from omnigraph_spark.storage import field_map, layout
+from omnigraph_spark.storage import column_numbers, layout
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.plan import CASCADE, DELETE, TableTarget, WritePlan
@@ -152,7 +152,7 @@ def _taken_along(
     )
     none = np.empty(0, dtype=np.uint64)
     found = matches.of_addresses(stranded.addresses, none)
-    fields = field_map.of_dataset(dataset)
+    fields = column_numbers.of_dataset(dataset)
     return target, StagedTable(key, (), 0, 0, fields, found, ("id",))
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from omnigraph_spark.errors import OmnigraphError
 from omnigraph_spark.schema.property_types import is_blob
-from omnigraph_spark.write.commit import staged_files, staged_rows
+from omnigraph_spark.write.commit import staged_files
 from omnigraph_spark.write.commit.updates import ByTable
 from omnigraph_spark.write.plan import MERGE, TableTarget, WritePlan
 from omnigraph_spark.write.tasks import lookup
@@ -101,5 +101,5 @@ def _rows(
 ) -> Iterator[pa.RecordBatch]:
     with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
         yield from chain.from_iterable(
-            pool.map(lambda one: [*staged_rows.read(plan, target, one)], small)
+            pool.map(lambda one: [*staged_files.read(plan, target, one)], small)
         )

@@ -5,13 +5,16 @@ Runs on the driver. A file that was ever part of a table commit is never deleted
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import pyarrow as pa
+
+from omnigraph_spark.arrow.to_table import to_table_batch
 from omnigraph_spark.errors import PublishOutcomeUnknown
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.schema.property_types import is_blob
 from omnigraph_spark.storage.lance_errors import translated
-from omnigraph_spark.write.plan import WritePlan
+from omnigraph_spark.write.plan import TableTarget, WritePlan
 from omnigraph_spark.write.tasks.stage import StagedTable
 
 
@@ -78,3 +81,22 @@ def delete_beside(plan: WritePlan, staged: Iterable[StagedTable]) -> None:
     """
     for path in {one.beside for one in staged} - {""}:
         plan.storage.delete(path)
+
+
+_READ_ROWS = 8_192
+
+
+def read(plan: WritePlan, target: TableTarget, staged: StagedTable) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a task's files in the columns that its frame brought.
+
+    Raises:
+        StorageError: a file isn't there, or the store failed.
+    """
+    names = list(staged.columns or target.schema.names)
+    schema = pa.schema([target.schema.field(name) for name in names])
+    for fragment in staged.fragments:
+        path = f"{target.data}/{fragment['files'][0]['path']}"
+        reader = plan.storage.data_file(path, names)
+        with translated(f"Reading {path}"):
+            for batch in reader.read_all(batch_size=_READ_ROWS).to_batches():
+                yield to_table_batch(batch, schema, target.table_key)

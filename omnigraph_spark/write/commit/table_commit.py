@@ -20,7 +20,8 @@ from omnigraph_spark.errors import OmnigraphError, UnsupportedError
 from omnigraph_spark.manifest.rows import OURS, VersionRow
 from omnigraph_spark.manifest.snapshot import TableEntry
 from omnigraph_spark.refs import forks
-from omnigraph_spark.storage import field_map, layout
+from omnigraph_spark.schema.model import SYSTEM_COLUMNS
+from omnigraph_spark.storage import column_numbers, layout
 from omnigraph_spark.storage.lance_errors import (
     DatasetNotFoundError,
     Outcome,
@@ -28,8 +29,9 @@ from omnigraph_spark.storage.lance_errors import (
     translated,
     typed,
 )
-from omnigraph_spark.write.commit import added_columns, commit_check, first_indexes, updates
-from omnigraph_spark.write.commit.reshape import reshape
+from omnigraph_spark.storage.layout import BY_LANCES_NAME
+from omnigraph_spark.write.commit import added_columns, commit_check, updates
+from omnigraph_spark.write.commit.added_columns import reshape
 from omnigraph_spark.write.commit.table_head import (
     Round,
     StartOver,
@@ -121,9 +123,7 @@ def commit_table(
     with translated(f"Counting the rows of {target.table_key}"):
         row_count = int(dataset.count_rows())
     if target.restore_to is None:
-        new = first_indexes.missing(
-            target.table_key, dataset, entry.row_count if entry else 0, row_count
-        )
+        new = missing(target.table_key, dataset, entry.row_count if entry else 0, row_count)
         dataset = _build_indexes(dataset, new, round_, entry)
     return Moved(
         target.table_key,
@@ -220,7 +220,9 @@ def _extend(
     pinned = entry.table_version
     head = strip(settle(round_, target.table_key, entry.location, target.table_branch, pinned))
     schema = added_columns.schema_with(target, head)
-    fragments = added_columns.fitted(round_.storage, target, staged, field_map.of_schema(schema))
+    fragments = added_columns.fitted(
+        round_.storage, target, staged, column_numbers.of_schema(schema)
+    )
     round_.files_used |= bool(fragments)
     if target.mode != OVERWRITE:
         wide = added_columns.add(round_, head, schema)
@@ -230,7 +232,7 @@ def _extend(
         for operation in updates.operations(round_.storage, wide, staged, fragments):
             made = _step(made, operation, round_, int(wide.version), pinned)
         return made
-    before, indexes = int(head.version), first_indexes.dropped_by_overwrite(head)
+    before, indexes = int(head.version), dropped_by_overwrite(head)
     replaced = LanceOperation.Overwrite(schema, fragments)
     made = commit(head, before, replaced, round_.publish_id, max_retries=0)
     made = contiguous(made, before, round_.publish_id)
@@ -288,10 +290,10 @@ def _create(
     """Make the first version of a table, or replace what a dead creator or a dropped table left."""
     from lance import LanceOperation
 
-    expected = field_map.of_new(target.schema)
+    expected = column_numbers.of_new(target.schema)
     fragments: list[Any] = []
     for one in staged:
-        field_map.check(target.table_key, one.fields, expected)
+        column_numbers.check(target.table_key, one.fields, expected)
         fragments += lance_fragments(round_.storage, one.fragments, one.matches)
     if target.table_branch is not None:
         began = forks.ensure_new_table_fork(
@@ -320,7 +322,7 @@ def _create(
     made = commit(head, before, replaced, round_.publish_id, max_retries=0)
     made = contiguous(made, before, round_.publish_id)
     for one in staged:
-        field_map.check(target.table_key, one.fields, field_map.of_dataset(made))
+        column_numbers.check(target.table_key, one.fields, column_numbers.of_dataset(made))
     return _above(floor, made, round_)
 
 
@@ -386,3 +388,46 @@ def quietly_put_back(round_: Round, moved: Sequence[Moved], schemas: dict[str, p
             put_back(round_, one, schemas[one.table_key])
         except (StartOver, OmnigraphError) as error:
             _log.warning("%s could not be put back to %d: %s", one.table_key, one.before, error)
+
+
+WORTH_ROWS = 20_000
+MOST_ROWS = 1_000_000
+
+
+def missing(
+    table_key: str, made: LanceDataset, before: int, now: int
+) -> list[tuple[str, str, str]]:
+    """Return (name, type, column) of the indices that this write is to build; mostly none.
+
+    `before` and `now` are the table's rows as published and as committed.
+    """
+    if not before < WORTH_ROWS <= now:
+        return []
+    kind, _ = layout.split_table_key(table_key)
+    with translated(f"Listing the indices of {table_key}"):
+        there = {tuple(index.field_names) for index in made.describe_indices()}
+    found = [(f"{c}_idx", "BTREE", c) for c in SYSTEM_COLUMNS[kind] if (c,) not in there]
+    if found and now > MOST_ROWS:
+        _log.info(
+            "%s has %d rows: no index is built for so many within a write (OmniGraph.create_index)",
+            table_key,
+            now,
+        )
+        return []
+    return found
+
+
+def dropped_by_overwrite(head: LanceDataset) -> list[tuple[str, str, str]]:
+    """Return (name, type, column) of the indices that an overwrite drops and can build again."""
+    found = []
+    with translated("Listing the indices of a table"):
+        present = head.describe_indices()
+    for index in present:
+        kind = BY_LANCES_NAME.get(str(index.index_type))
+        if kind is None or len(index.field_names) != 1:
+            _log.warning(
+                "index %s (%s) is not built again by an overwrite", index.name, index.index_type
+            )
+            continue
+        found.append((str(index.name), kind, str(index.field_names[0])))
+    return found

@@ -20,7 +20,7 @@ from omnigraph_spark import _faults
 from omnigraph_spark.errors import CorruptManifestError
 from omnigraph_spark.manifest import crash_records
 from omnigraph_spark.manifest.snapshot import Snapshot
-from omnigraph_spark.storage import auto_cleanup
+from omnigraph_spark.storage import store
 from omnigraph_spark.storage.lance_errors import Outcome, is_panic, outcome_of, translated, typed
 from omnigraph_spark.storage.layout import PUBLISH_ID_PROPERTY, UNDO_PROPERTY
 from omnigraph_spark.storage.store import Storage
@@ -319,7 +319,7 @@ def strip(head: LanceDataset) -> LanceDataset:
     """
     before = int(head.version)
     try:
-        stripped = auto_cleanup.strip(head)
+        stripped = store.strip_auto_cleanup(head)
     except (OSError, ValueError, RuntimeError) as error:
         if outcome_of(error) in (Outcome.CONFLICT, Outcome.UNKNOWN):
             raise StartOver(str(error)) from error

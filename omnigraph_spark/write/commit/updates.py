@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from omnigraph_spark.errors import ExpectedVersionMismatch, IntegrityError
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
-from omnigraph_spark.storage import field_map
+from omnigraph_spark.storage import column_numbers
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
-from omnigraph_spark.write.commit import deletes, staged_files, staged_rows
+from omnigraph_spark.write.commit import deletes, staged_files
 from omnigraph_spark.write.plan import DELETE, MERGE, TableTarget, WritePlan
 from omnigraph_spark.write.tasks import matches, stage
 from omnigraph_spark.write.tasks.stage import StagedTable
@@ -113,7 +113,7 @@ def _changed_fields(head: LanceDataset) -> list[int]:
     For any other field Lance lets the indices of the old rows cover the new fragments, since row
     ids stay: those that map values to row ids would go on answering with the values of before.
     """
-    return [number for _, number, _, _ in field_map.of_dataset(head)]
+    return [number for _, number, _, _ in column_numbers.of_dataset(head)]
 
 
 def refuse_doubles(plan: WritePlan, by_table: ByTable) -> None:
@@ -204,11 +204,11 @@ def rematched(
         batches = (pa.RecordBatch.from_arrays([one], names=["id"]) for one in ids)
         return target, [stage.restage(plan, target, batches)]
     dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
-    now = field_map.of_dataset(dataset)
+    now = column_numbers.of_dataset(dataset)
     _log.info("write %s: matching %s again at %d", plan.publish_id, key, target.version)
     again = []
     for one in staged:
         if one.fragments:
-            field_map.check(key, one.fields, now)
-            again.append(stage.restage(plan, target, staged_rows.read(plan, target, one)))
+            column_numbers.check(key, one.fields, now)
+            again.append(stage.restage(plan, target, staged_files.read(plan, target, one)))
     return target, [one for one in again if one.fragments or one.matches]

@@ -15,15 +15,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from omnigraph_spark import _faults
-from omnigraph_spark.storage import column_numbers, field_map
-from omnigraph_spark.storage.field_map import FieldMap
+from omnigraph_spark.storage import column_numbers
+from omnigraph_spark.storage.column_numbers import FieldMap
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.write.plan import CREATE, DELETE, MERGE, TableTarget, WritePlan
-from omnigraph_spark.write.tasks import packed, page_rows, upsert
+from omnigraph_spark.write.tasks import packed, upsert
 from omnigraph_spark.write.tasks.matches import Match
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def restage(plan: WritePlan, target: TableTarget, batches: Iterable[pa.RecordBat
         done.fragments,
         done.rows,
         done.bytes,
-        field_map.of_dataset(dataset),
+        column_numbers.of_dataset(dataset),
         done.matches,
         done.columns,
     )
@@ -168,7 +169,7 @@ def _write(
     """Write batches as fragments; no rows make no file."""
     from lance.fragment import write_fragments
 
-    batches = page_rows.bounded(batches)
+    batches = bounded(batches)
     first = next((b for b in batches if b.num_rows), None)
     if first is None:
         return [], 0, 0
@@ -231,15 +232,15 @@ def _destination(
     # On a graph branch a table's first version is one of its fork, and so are its files.
     place = plan.storage.dataset_uri(target.location, target.table_branch)
     if target.mode == CREATE:
-        fields = field_map.of_new(target.schema)
+        fields = column_numbers.of_new(target.schema)
         return place, fields, fields
     dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
     if not target.added:
-        fields = field_map.of_dataset(dataset)
+        fields = column_numbers.of_dataset(dataset)
         return dataset, fields, fields
     new = [target.schema.field(name) for name in target.added]
-    planned = field_map.of_schema(column_numbers.with_columns(dataset, new))
-    return place, field_map.of_new(target.schema), planned
+    planned = column_numbers.of_schema(column_numbers.with_columns(dataset, new))
+    return place, column_numbers.of_new(target.schema), planned
 
 
 def _fragment_json(fragment: Any) -> dict[str, Any]:
@@ -326,3 +327,42 @@ def _stage_many(
         if thread.error is not None:
             raise thread.error
     return [thread.staged for thread in threads.values() if thread.staged is not None]
+
+
+_LARGE_ROW_BYTES = 4 << 20
+_MOST_JOINED_BYTES = 1 << 30  # of text in one array there can be 2 GiB
+_LARGE_BATCH_BYTES = 96 << 20
+"""Spark 4.1 and later send batches of up to 64 MiB and a row, which stay as they are."""
+_CUT_BYTES = 16 << 20
+
+
+def bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of batches in order, a large row together with the next, large batches cut.
+
+    Holds one row, or one cut, more than the batches themselves. The last row may stay alone.
+    """
+    held: pa.RecordBatch | None = None
+    for batch in (part for whole in batches for part in _parts(whole)):
+        if held is not None and held.nbytes + batch.nbytes > _MOST_JOINED_BYTES:
+            yield held
+            held = None
+        if held is not None:
+            (batch,) = pa.Table.from_batches([held, batch]).combine_chunks().to_batches()
+            held = None
+        if batch.num_rows == 1 and batch.nbytes >= _LARGE_ROW_BYTES:
+            held = batch
+        else:
+            yield batch
+    if held is not None:
+        yield held
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if batch.nbytes <= _LARGE_BATCH_BYTES:
+        yield batch
+        return
+    step = max(2, batch.num_rows * _CUT_BYTES // batch.nbytes)
+    for start in range(0, batch.num_rows, step):
+        end = min(start + step, batch.num_rows)
+        # A copy: Lance counts a slice as large as what it is a slice of.
+        yield batch.take(pa.array(np.arange(start, end)))

@@ -20,7 +20,7 @@ from omnigraph_spark.maintenance.optimize import optimize, run_here
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.merge.restore import restore
 from omnigraph_spark.read.plan import read_table
-from omnigraph_spark.schema_changes import properties, tables
+from omnigraph_spark.schema_changes import properties
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import Settings
@@ -161,14 +161,14 @@ def _dropped(before: Contents, n: int) -> Contents:
 
 
 def _add_table(storage: Storage, n: int) -> None:
-    tables.add_table(
+    properties.add_table(
         storage, writes.write_options(storage, orphanGraceSeconds=GRACE), f"node:T{n}", ""
     )
 
 
 def _drop_table(storage: Storage, n: int) -> None:
     asked = writes.write_options(storage, orphanGraceSeconds=GRACE)
-    tables.drop_table(storage, asked, [f"node:T{n}"])
+    properties.drop_table(storage, asked, [f"node:T{n}"])
 
 
 def _restore(storage: Storage, n: int) -> None:
