@@ -1,7 +1,7 @@
 """Read a graph of the OmniGraph engine, copy it in one commit, extend it, look back (`make demo`).
 
-Works on `../shared/fixtures/v2/pharma.tar.gz` (15 node types, 34 edge types), and where that isn't
-there on the small graph in `tests/data`. Leaves nothing behind but what it prints.
+Works on a graph of 15 node types and 34 edge types in `tests/data`. Leaves nothing behind but what it
+prints.
 """
 
 from __future__ import annotations
@@ -23,28 +23,20 @@ from pyspark.sql import functions as F
 from omnigraph_spark import OmniGraph
 
 PROJECT = Path(__file__).resolve().parents[2]
-PHARMA = PROJECT.parent / "shared" / "fixtures" / "v2" / "pharma.tar.gz"
-SOCIAL = PROJECT / "tests" / "data" / "social.tar.gz"
+PHARMA = PROJECT / "tests" / "data" / "v2" / "pharma.tar.gz"
 NOW = datetime.datetime(2026, 1, 1, 12, 0)
 
-# What is appended, per graph: two nodes and an edge from the first to the second.
-ADDITIONS: dict[str, dict[str, dict[str, Any]]] = {
-    "pharma": {
-        "node:Compound": {
-            "slug": "comp-demo",
-            "name": "Demoglutide",
-            "phase": "phase-1",
-            "createdAt": NOW,
-            "updatedAt": NOW,
-        },
-        "node:Company": {"slug": "co-demo", "name": "Demo Therapeutics"},
-        "edge:DevelopedByCompany": {"src": "comp-demo", "dst": "co-demo"},
+# What is appended: two nodes and an edge from the first to the second.
+ADDITIONS: dict[str, dict[str, Any]] = {
+    "node:Compound": {
+        "slug": "comp-demo",
+        "name": "Demoglutide",
+        "phase": "phase-1",
+        "createdAt": NOW,
+        "updatedAt": NOW,
     },
-    "social": {
-        "node:Person": {"name": "Edith", "age": 41},
-        "node:Company": {"name": "Initech"},
-        "edge:WorksAt": {"src": "Edith", "dst": "Initech"},
-    },
+    "node:Company": {"slug": "co-demo", "name": "Demo Therapeutics"},
+    "edge:DevelopedByCompany": {"src": "comp-demo", "dst": "co-demo"},
 }
 
 
@@ -60,11 +52,10 @@ def main() -> None:
 
 def show(spark: SparkSession, folder: Path) -> None:
     """Show the four steps, each with what it found."""
-    archive = PHARMA if PHARMA.exists() else SOCIAL
-    original = unpack(archive, folder)
+    original = unpack(PHARMA, folder)
     copy = str(folder / "copy")
 
-    headline(f"1. Read {archive.name}, a graph of the OmniGraph engine, as one frame")
+    headline(f"1. Read {PHARMA.name}, a graph of the OmniGraph engine, as one frame")
     whole = spark.read.format("omnigraph").load(original)
     with timed("read"):
         rows = whole.count()
@@ -80,7 +71,7 @@ def show(spark: SparkSession, folder: Path) -> None:
 
     headline("3. Append two nodes and an edge between them: one more commit")
     before = newest_version(graph)
-    additions = ADDITIONS[archive.name.split(".")[0]]
+    additions = ADDITIONS
     with timed("write"):
         graph.write(
             {key: frame_of(graph, key, row) for key, row in additions.items()}, mode="append"

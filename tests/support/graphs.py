@@ -9,12 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 PROJECT = Path(__file__).resolve().parents[2]
-SHARED = PROJECT.parent / "shared"
-FIXTURES = SHARED / "fixtures"
-SHIPPED = PROJECT / "tests" / "data"  # v2/social alone, for a plain clone
+FIXTURES = PROJECT / "tests" / "data"
 
 # (folder of fixtures, graph, branches that have an export)
 ALL_GRAPHS = (
@@ -43,12 +39,8 @@ class Export:
 
 
 def fixture_file(generation: str, name: str) -> Path:
-    """Return a file of the fixtures; skip the test where it is not there."""
-    shipped = SHIPPED / name
-    path = shipped if generation == "v2" and shipped.exists() else FIXTURES / generation / name
-    if not path.exists():
-        pytest.skip(f"no {generation}/{name}: the fixtures are in ../shared, beside the project")
-    return path
+    """Return a file of the engine's graphs; each generation is a folder of tests/data."""
+    return FIXTURES / generation / name
 
 
 def unpack(generation: str, graph: str, into: Path) -> Path:
