@@ -29,7 +29,7 @@ from omnigraph_spark.maintenance import prepared
 from omnigraph_spark.maintenance.prepared import Prepared, Stale
 from omnigraph_spark.manifest import crash_records, migrations
 from omnigraph_spark.manifest.crash_records import Heartbeat
-from omnigraph_spark.manifest.publisher import Publish, Published, has_publish, publish
+from omnigraph_spark.manifest.publisher import Publish, Published, found_in, has_publish, publish
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, load, open_main, read_rows
 from omnigraph_spark.manifest.writable import branch_identifier, open_for_writing
 from omnigraph_spark.refs import forks
@@ -183,8 +183,7 @@ class _Maintenance:
         manifest = open_for_writing(self.storage, self.branch, self.identifier)
         rows = read_rows(manifest)
         if has_publish(rows, self.round.publish_id):
-            done = publish(self.storage, Publish(self.branch, self.round.publish_id, ()))
-            return self._published(heartbeat, done)
+            return self._published(heartbeat, found_in(manifest, self.round.publish_id))
         snapshot = fold(rows, self.branch, int(manifest.version))
         keys = [k for k in sorted(self.built) if self.built[k] and k in snapshot.tables]
         if not keys:
@@ -214,7 +213,7 @@ class _Maintenance:
         except (StartOver, Stale, OmnigraphError):
             self._put_back(moved)
             raise
-        _faults.point("commit.after_publish")
+        self._tidy(lambda: _faults.point("commit.after_publish"))
         return self._published(heartbeat, done, tuple(one.table_key for one in moved))
 
     def _request(self, moved: Sequence[Moved]) -> Publish:
@@ -244,7 +243,7 @@ class _Maintenance:
             )
         )
         self._tidy(heartbeat.remove)
-        init.compact_own_datasets(self.storage, self.branch, done.graph_version)
+        self._tidy(lambda: init.compact_own_datasets(self.storage, self.branch, done.graph_version))
         return Maintained(publish_id, done.graph_version, tables)
 
     def _put_back(self, moved: Sequence[Moved]) -> None:
@@ -276,7 +275,8 @@ class _Maintenance:
             return False
 
     def _tidy(self, step: Callable[[], None]) -> None:
+        """Do what comes after the outcome is settled; what fails in it doesn't change that."""
         try:
             step()
-        except OmnigraphError as error:
+        except Exception as error:  # noqa: BLE001  (an error now would deny what is published)
             _log.warning("after %s %s: %s", self.mode, self.round.publish_id, error)

@@ -58,6 +58,7 @@ PUBLISHER_RETRY_BUDGET = 5
 _HANDLE_SECONDS = 60.0
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 1.0
+_MERGE_ERRORS = (OmnigraphError, OSError, ValueError, RuntimeError)
 
 _log = logging.getLogger(__name__)
 
@@ -177,7 +178,7 @@ def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published |
     opened = time.monotonic()
     rows = read_rows(manifest)
     if has_publish(rows, request.publish_id):
-        return Published(_version_of_publish(manifest, request.publish_id))
+        return found_in(manifest, request.publish_id)
     attempt.absent_at(manifest.version)
     snapshot = fold(rows, request.branch, manifest.version)
     if request.txn is not None and _txn_is_there(rows, request):
@@ -191,29 +192,83 @@ def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published |
     try:
         version = _merge(manifest, to_arrow(new_rows))
     except BaseException as error:  # a Rust panic is no Exception (FACTS 16)
-        if not isinstance(error, (OSError, ValueError, RuntimeError)) and not is_panic(error):
+        if not isinstance(error, _MERGE_ERRORS) and not is_panic(error):
             raise
         if outcome_of(error) in (Outcome.CONFLICT, Outcome.UNKNOWN):
             attempt.lost(error)
             return None
-        raise typed(error, "Publishing to __manifest") from error
-    _faults.point("publish.after_merge")
-    _check_branch_after(storage, request)
+        found = _landed_all_the_same(storage, request, error)
+        if found is None:
+            if isinstance(error, OmnigraphError):
+                raise
+            raise typed(error, "Publishing to __manifest") from error
+        version = found.graph_version
+    _check_after(storage, request)
     return Published(version)
 
 
-def _check_branch_after(storage: Storage, request: Publish) -> None:
-    """Look whether the branch that was published to is still there (PROTOCOL 23).
+def found_in(manifest: LanceDataset, publish_id: str) -> Published:
+    """Return a publish whose rows are in an opened `__manifest`; never fails.
+
+    Where older versions can't be read, the newest stands in for the one that it made: the publish
+    is there, and nothing that fails here may say otherwise.
+    """
+    try:
+        return Published(_version_of_publish(manifest, publish_id))
+    except OmnigraphError as error:
+        _log.warning("looking for the version of publish %s: %s", publish_id, error)
+        return Published(int(manifest.version))
+
+
+def _landed_all_the_same(
+    storage: Storage, request: Publish, error: BaseException
+) -> Published | None:
+    """Return the publish if it is there although the merge ended in an error, else None.
+
+    Lance says of most commits whether they landed; an error after the commit's own request, or a
+    panic, says nothing about it.
 
     Raises:
-        PublishOutcomeUnknown: it was deleted, and perhaps made again, while the publish ran.
+        PublishOutcomeUnknown: `__manifest` can't be read either.
     """
-    if request.branch_identifier is None:
-        return
     try:
+        manifest = open_for_writing(storage, request.branch, request.branch_identifier)
+        there = has_publish(read_rows(manifest), request.publish_id)
+    except OmnigraphError as second:
+        raise PublishOutcomeUnknown(
+            request.publish_id,
+            "the publish failed, and __manifest can't be read to see whether it landed",
+            cause=type(error).__name__,
+        ) from second
+    return found_in(manifest, request.publish_id) if there else None
+
+
+def _check_after(storage: Storage, request: Publish) -> None:
+    """Look whether the branch that was published to is still there (PROTOCOL 23).
+
+    The publish has landed: whatever fails here says nothing against it.
+
+    Raises:
+        PublishOutcomeUnknown: the branch was deleted, and perhaps made again, while the publish
+            ran; or nobody can tell.
+    """
+    try:
+        _faults.point("publish.after_merge")
+        if request.branch_identifier is None:
+            return
         found = branch_identifier(open_main(storage), request.branch)
     except BranchNotFoundError:
         found = None
+    except OmnigraphError as error:
+        if request.branch_identifier is None:
+            _log.warning("after publish %s: %s", request.publish_id, error)
+            return
+        raise PublishOutcomeUnknown(
+            request.publish_id,
+            f"its rows are written, and whether branch {request.branch} is still the one that was"
+            " written to can't be read",
+            cause=type(error).__name__,
+        ) from error
     if found != request.branch_identifier:
         raise PublishOutcomeUnknown(
             request.publish_id, f"branch {request.branch} was deleted while it was published to"

@@ -7,6 +7,7 @@ its column is published.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -43,6 +44,8 @@ from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit import commit_check
 from omnigraph_spark.write.commit.commit import Committed, commit
 from omnigraph_spark.write.plan import ALTER, TableTarget, WritePlan, head, plan_write
+
+_log = logging.getLogger(__name__)
 
 
 def add_property(
@@ -204,7 +207,10 @@ def _reshaped(
     except OmnigraphError:
         property_files.quietly_name(storage, {key: forgotten})
         raise
-    property_files.forget(storage, key, old)  # a writer that added it at once may have named it
+    try:
+        property_files.forget(storage, key, old)  # a writer that added it may have named it
+    except OmnigraphError as error:  # the change is published
+        _log.warning("The schema files may name %s of %s still: %s", ", ".join(old), key, error)
     renamed = _under(forgotten, names, target.schema)
     property_files.quietly_name(storage, {key: renamed})
     return done

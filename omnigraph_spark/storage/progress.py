@@ -42,8 +42,7 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         if self._drawn:
-            self._stream.write("\n")
-            self._stream.flush()
+            self._write("\n")
 
     def step(self, what: str) -> None:
         """Say that a step is done."""
@@ -59,6 +58,13 @@ class Progress:
         bar = "#" * full + "." * (_WIDTH - full)
         columns = max(shutil.get_terminal_size().columns - 1, 20)
         line = f"{self._title} [{bar}] {self._done}/{self._total} {what}"
-        self._stream.write("\r" + line[:columns].ljust(columns))
-        self._stream.flush()
         self._drawn = True
+        self._write("\r" + line[:columns].ljust(columns))
+
+    def _write(self, text: str) -> None:
+        """Write to the person's terminal; one that is gone fails no call."""
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._watched = self._drawn = False

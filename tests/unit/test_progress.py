@@ -16,7 +16,7 @@ from omnigraph_spark.storage.progress import Progress
 PROJECT = Path(__file__).resolve().parents[2]
 WRITE = """
 import sys, omnigraph_spark
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 from tests.support.writes import new_graph
 new_graph(Storage.at(sys.argv[1]))
 """

@@ -31,7 +31,14 @@ from omnigraph_spark.errors import (
 from omnigraph_spark.history import commits, init, runs
 from omnigraph_spark.manifest import crash_records
 from omnigraph_spark.manifest.crash_records import Heartbeat
-from omnigraph_spark.manifest.publisher import Publish, Published, check_txn, has_publish, publish
+from omnigraph_spark.manifest.publisher import (
+    Publish,
+    Published,
+    check_txn,
+    found_in,
+    has_publish,
+    publish,
+)
 from omnigraph_spark.manifest.rows import OURS, ManifestRow, TableRow, TombstoneRow
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, load, read_rows
 from omnigraph_spark.manifest.writable import open_for_writing
@@ -167,7 +174,9 @@ class _Write:
         except OmnigraphError:
             self._failed(heartbeat)
             raise
-        _faults.point("commit.published")
+        # From here on the write is done: what fails is logged, and mended by a later write.
+        self._tidy(lambda: _faults.point("commit.after_publish"))
+        self._tidy(lambda: _faults.point("commit.published"))
         if published.skipped and not self._round.files_used:
             self._tidy(lambda: staged_files.delete(plan, self._all_staged()))
         self._after_publish(heartbeat, published)
@@ -210,7 +219,8 @@ class _Write:
         rows = read_rows(manifest)
         version = int(manifest.version)
         if has_publish(rows, plan.publish_id):
-            return publish(plan.storage, Publish(plan.branch, plan.publish_id, ()))
+            self._round.files_used = True
+            return found_in(manifest, plan.publish_id)
         if plan.txn is not None and check_txn(rows, plan.txn, frozenset(self._touched)):
             return Published(version, skipped=True)
         snapshot = fold(rows, plan.branch, version)
@@ -279,7 +289,6 @@ class _Write:
             quietly_put_back(self._round, moved, {k: t.schema for k, t in plan.targets.items()})
             raise
         _log.info("write %s: graph version %d", plan.publish_id, published.graph_version)
-        _faults.point("commit.after_publish")
         return published
 
     def _target(self, key: str, snapshot: Snapshot) -> TableTarget:
@@ -369,11 +378,17 @@ class _Write:
                 )
             )
         if self._run_started:
-            runs.finish_run(plan.storage, plan.publish_id, "published", plan.publish_id)
-        _faults.point("commit.before_record_delete")
+            self._tidy(
+                lambda: runs.finish_run(
+                    plan.storage, plan.publish_id, runs.PUBLISHED, plan.publish_id
+                )
+            )
+        self._tidy(lambda: _faults.point("commit.before_record_delete"))
         self._tidy(heartbeat.remove)
-        init.compact_own_datasets(plan.storage, plan.branch, published.graph_version)
-        _faults.point("commit.done")
+        self._tidy(
+            lambda: init.compact_own_datasets(plan.storage, plan.branch, published.graph_version)
+        )
+        self._tidy(lambda: _faults.point("commit.done"))
 
     def _failed(self, heartbeat: Heartbeat) -> None:
         """Clean up after a definite failure; the tables were put back by the round that failed."""
@@ -401,9 +416,10 @@ class _Write:
         return all(put_back)
 
     def _tidy(self, step: Callable[[], None]) -> None:
+        """Do what comes after the outcome is settled; what fails in it doesn't change that."""
         try:
             step()
-        except OmnigraphError as error:
+        except Exception as error:  # noqa: BLE001  (an error now would deny rows that are published)
             _log.warning("after write %s: %s", self._plan.publish_id, error)
 
     def _all_staged(self) -> list[StagedTable]:

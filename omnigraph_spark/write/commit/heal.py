@@ -16,6 +16,7 @@ from omnigraph_spark import _faults
 from omnigraph_spark.errors import (
     BranchNotFoundError,
     ExpectedVersionMismatch,
+    PublishOutcomeUnknown,
     RowLevelCasContention,
     StorageError,
 )
@@ -121,14 +122,19 @@ def roll_back(
         published = publish(round_.storage, request)
     except (ExpectedVersionMismatch, RowLevelCasContention) as error:
         raise StartOver(f"a rival published while a dead write was rolled back: {error}") from error
+    except PublishOutcomeUnknown as error:  # of this roll-back, not of the write that does it
+        raise StartOver(f"whether a dead write is rolled back is unknown: {error}") from error
     for row in changes:
         if row.object_version is None:
             place = (snapshot.branch, row.table_key, snapshot.version(row.table_key))
             round_.healed[place] = row.table_version
     _faults.point("heal.after_publish")
-    commits.record_publish(
-        round_.storage, snapshot.branch, publish_id, published.graph_version, None
-    )
+    try:
+        commits.record_publish(
+            round_.storage, snapshot.branch, publish_id, published.graph_version, None
+        )
+    except StorageError as error:  # the next publish of the branch fills the gap
+        _log.warning("rolling back a dead write has no row in the lineage yet: %s", error)
 
 
 def _restored(

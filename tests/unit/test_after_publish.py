@@ -1,0 +1,189 @@
+"""After the merge into `__manifest` returned, no error says that nothing was published."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from omnigraph_spark import _faults
+from omnigraph_spark.errors import PublishOutcomeUnknown, StorageError
+from omnigraph_spark.history import commits
+from omnigraph_spark.maintenance import check as checks
+from omnigraph_spark.maintenance.optimize import create_index, optimize, run_here
+from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.merge import merging, restore
+from omnigraph_spark.schema_changes import properties, tables
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit.commit import commit
+from omnigraph_spark.write.plan import Settings
+from tests.support import merges
+from tests.support.branches import GRACE, ids_at, make
+from tests.support.merges import KNOWS, PERSON, write_rows
+from tests.support.writes import once, plan, stage_rows, write_options
+
+CALLS = ("_open", "get", "get_range", "head", "put", "delete", "delete_many", "list")
+QUICK = Settings(orphan_grace_seconds=GRACE)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A graph of people and who knows whom, written in a few commits, without branches."""
+    storage = Storage.at(str(tmp_path_factory.mktemp("made") / "g"))
+    write_rows(storage, {PERSON: [("a", 1), ("b", 2)], KNOWS: [("ab", "a", "b")]})
+    for number in range(3):
+        write_rows(storage, {PERSON: [(f"p{number}", number)]})
+    return Path(storage.root)
+
+
+@pytest.fixture
+def graph(made: Path, tmp_path: Path) -> Iterator[Storage]:
+    """A copy of the graph with a branch `b`; no fault outlives the test."""
+    shutil.copytree(made, tmp_path / "g")
+    storage = Storage.at(str(tmp_path / "g"))
+    make(storage, "b")
+    yield storage
+    _faults.disarm()
+
+
+def save(storage: Storage, mode: str = "append", **more: str) -> Any:
+    return write_rows(storage, {PERSON: [("a" if mode == "delete" else "x", 9)]}, mode, **more)
+
+
+def merge(storage: Storage) -> Any:
+    write_rows(storage, {PERSON: [("x", 9)]}, branch="b")
+    found = merges.prepare(storage, "b", "main")
+    return lambda: merging.publish(found, write_options(storage, "overwrite"))
+
+
+def options(storage: Storage) -> Any:
+    return write_options(storage, branch="b")
+
+
+# What each does is prepared on a graph and then done: its publish is the last one.
+OPERATIONS: dict[str, tuple[str, Callable[[Storage], Callable[[], object]]]] = {
+    "append": ("main", lambda s: lambda: save(s)),
+    "append to a branch": ("b", lambda s: lambda: save(s, branch="b")),
+    "upsert": ("main", lambda s: lambda: save(s, "merge")),
+    "delete": ("main", lambda s: lambda: save(s, "delete", onDelete="cascade")),
+    "overwrite": ("b", lambda s: lambda: save(s, "overwrite", branch="b")),
+    "restore": ("main", lambda s: lambda: restore.restore(s, write_options(s), "3")),
+    "optimize": ("main", lambda s: lambda: optimize(s, "main", None, run_here, settings=QUICK)),
+    "index": ("main", lambda s: lambda: create_index(s, "main", PERSON, "age", "BTREE", None)),
+    "merge": ("main", merge),
+    "add a property": (
+        "b",
+        lambda s: lambda: properties.add_property(s, options(s), PERSON, "note", "String?"),
+    ),
+    "drop a property": (
+        "b",
+        lambda s: lambda: properties.drop_property(s, options(s), PERSON, "age"),
+    ),
+    "rename a property": (
+        "main",
+        lambda s: lambda: properties.rename_property(s, write_options(s), PERSON, "age", "years"),
+    ),
+    "drop a table": ("b", lambda s: lambda: tables.drop_table(s, options(s), [KNOWS])),
+    "add a table": ("b", lambda s: lambda: tables.add_table(s, options(s), "node:New", "n INT")),
+}
+
+
+def go_dark(patch: pytest.MonkeyPatch) -> None:
+    """Let every call to the store fail from now on."""
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise StorageError("503 Slow Down (injected)")
+
+    for name in CALLS:
+        patch.setattr(Storage, name, fails)
+
+
+def outcome(act: Callable[[], object]) -> str:
+    """Do it; an error that isn't `PublishOutcomeUnknown` fails the test."""
+    try:
+        act()
+    except PublishOutcomeUnknown:
+        return "unknown"
+    return "done"
+
+
+def assert_whole(storage: Storage, branch: str, before: int) -> None:
+    """Assert that a publish landed, that nothing was put back, and that the next write works."""
+    assert load(storage, branch).graph_version > before
+    kinds = {one.kind for one in checks.check(storage)}
+    assert checks.UNPUBLISHED_HEAD not in kinds
+    wide = ("next", *[None] * 9)  # whatever columns the table has by now
+    write_rows(storage, {PERSON: [wide]}, branch=branch)
+    assert "next" in ids_at(storage, PERSON, branch)
+
+
+@pytest.mark.parametrize("what", OPERATIONS)
+def test_a_store_that_goes_dark_after_the_publish_makes_no_definite_error(
+    graph: Storage, what: str
+) -> None:
+    branch, prepare = OPERATIONS[what]
+    act = prepare(graph)
+    before = load(graph, branch).graph_version
+    with pytest.MonkeyPatch.context() as patch:
+        _faults.arm("publish.landed", once(lambda: go_dark(patch)))
+        found = outcome(act)
+        _faults.disarm()
+    assert found == ("done" if branch == "main" else "unknown")
+    assert_whole(graph, branch, before)
+
+
+AFTER = [
+    "publish.landed",
+    "publish.after_merge",
+    "commit.after_publish",
+    "lineage.after_actor",
+    "commit.before_record_delete",
+    "commit.done",
+]
+
+
+@pytest.mark.parametrize("what", ["append to a branch", "optimize"])
+def test_an_error_at_any_step_after_the_publish_leaves_it_done(graph: Storage, what: str) -> None:
+    branch, prepare = OPERATIONS[what]
+    for point in AFTER:
+        act = prepare(graph)
+        before = load(graph, branch).graph_version
+        _faults.arm(point, "raise@1")
+        found = outcome(act)
+        _faults.disarm()
+        assert found == "done" or point == "publish.after_merge", point
+        assert_whole(graph, branch, before)
+        write_rows(graph, {PERSON: [("y", 1)]})  # something for the next optimize to gather
+
+
+def test_an_error_of_any_kind_after_the_publish_is_only_logged(
+    graph: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def damaged(*_: Any, **__: Any) -> None:
+        raise pa.ArrowInvalid("a file of the lineage is cut off")
+
+    monkeypatch.setattr(commits, "record_publish", damaged)
+    assert not save(graph).skipped
+    assert optimize(graph, "main", None, run_here, settings=QUICK).publish_id is not None
+    assert "a file of the lineage is cut off" in caplog.text
+
+
+def test_a_commit_that_is_called_again_deletes_no_published_file_when_the_store_fails(
+    graph: Storage,
+) -> None:
+    planned = plan(graph, [PERSON], branch="b")
+    staged = stage_rows(planned, {PERSON: ["x"]})
+    commit(planned, staged)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def fails(*_: Any) -> Any:
+            raise StorageError("503 Slow Down (injected)")
+
+        patch.setattr("omnigraph_spark.manifest.publisher._once", fails)
+        patch.setattr("omnigraph_spark.manifest.publisher._version_of_publish", fails)
+        assert outcome(lambda: commit(planned, staged)) == "done"
+    assert "x" in ids_at(graph, PERSON, "b")
