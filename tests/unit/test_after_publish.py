@@ -17,7 +17,7 @@ from omnigraph_spark.maintenance import check as checks
 from omnigraph_spark.maintenance.optimize import create_index, optimize, run_here
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.merge import merging, restore
-from omnigraph_spark.schema_changes import properties, tables
+from omnigraph_spark.schema_changes import properties
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import Settings
@@ -87,8 +87,11 @@ OPERATIONS: dict[str, tuple[str, Callable[[Storage], Callable[[], object]]]] = {
         "main",
         lambda s: lambda: properties.rename_property(s, write_options(s), PERSON, "age", "years"),
     ),
-    "drop a table": ("b", lambda s: lambda: tables.drop_table(s, options(s), [KNOWS])),
-    "add a table": ("b", lambda s: lambda: tables.add_table(s, options(s), "node:New", "n INT")),
+    "drop a table": ("b", lambda s: lambda: properties.drop_table(s, options(s), [KNOWS])),
+    "add a table": (
+        "b",
+        lambda s: lambda: properties.add_table(s, options(s), "node:New", "n INT"),
+    ),
 }
 
 
