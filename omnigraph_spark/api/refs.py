@@ -157,9 +157,11 @@ class RefMethods:
         Rows that only one side changed since the common ancestor are taken from that side. Where
         both changed one, `resolution` decides for all tables or by table key: `ours` (the target's
         row), `theirs` (the source's), `fail`. `dry_run` writes nothing and says what would happen.
+        The graph's rules are checked as in a write; the option `integrity` relaxes that.
 
         Raises:
             MergeConflictError: both changed the same rows, or edges would end nowhere.
+            IntegrityError: the merged graph would break a rule; nothing was published.
             BranchNotFoundError, OptionError, UnsupportedError, SchemaMismatchError: it can't be
                 merged.
             ExpectedVersionMismatch: somebody published to `into` meanwhile; nothing was published.
@@ -167,8 +169,7 @@ class RefMethods:
         """
         from omnigraph_spark.merge import merge
 
-        # The merge looks for doubled keys and edges without an end itself, distributed.
-        asked = self._write_options("overwrite", into, {"integrity": "off", **write_options})
+        asked = self._write_options("overwrite", into, write_options)
         return merge.merge(self._graph(), asked, source, dry_run=dry_run, resolution=resolution)
 
     def fast_forward(self, source: str, into: str = layout.MAIN, **write_options: str) -> Merged:
@@ -180,5 +181,5 @@ class RefMethods:
         """
         from omnigraph_spark.merge import merge
 
-        asked = self._write_options("overwrite", into, {"integrity": "off", **write_options})
+        asked = self._write_options("overwrite", into, write_options)
         return merge.merge(self._graph(), asked, source, only_fast_forward=True)

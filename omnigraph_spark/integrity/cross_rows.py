@@ -196,8 +196,10 @@ class _Round(RoundRows):
         if not self._db.value("SELECT count(*) FROM missing"):
             self._note(node_table)
             return
+        gone = beside is not None and beside.write.removed is not None
         self._db.run(
-            "CREATE OR REPLACE TABLE hits AS SELECT p.id FROM p SEMI JOIN missing m ON p.id = m.id",
+            "CREATE OR REPLACE TABLE hits AS SELECT p.id "
+            f"FROM {_kept(beside) if gone else 'p'} SEMI JOIN missing m ON p.id = m.id",
             p=self._published(node_table, {"id": "id"}, self._few("missing", "id")),
         )
         self._db.run(
@@ -273,4 +275,7 @@ def _kept(staged: Staged | None) -> str:
     """Return the rows of the stream `p` that stay beside a write to their table."""
     if staged is None or staged.write.replaces == NOTHING:
         return "p"
-    return f"(SELECT * FROM p ANTI JOIN {staged.name} o ON p.id = o.id) AS p"
+    replaced = f"SELECT id FROM {staged.name}"
+    if staged.write.removed is not None:
+        replaced += f" UNION ALL SELECT id FROM {staged.name}_gone"
+    return f"(SELECT * FROM p ANTI JOIN ({replaced}) o ON p.id = o.id) AS p"

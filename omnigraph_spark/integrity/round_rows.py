@@ -5,7 +5,7 @@ Runs on the driver: staged rows in tables of the scratch database, published row
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,8 @@ class TableWrite:
     """What a write does to one table: its staged files, and which rows it `replaces`.
 
     `replaces` is NOTHING, SAME_IDS (an upsert) or ALL (an overwrite). `made_ids`: the write itself
-    gave every row a new id, which no other row can have.
+    gave every row a new id, which no other row can have. `removed` gives the ids of more rows that
+    it takes out (a merge of branches deletes beside its upsert), in bounded pieces.
     """
 
     table_key: str
@@ -42,11 +43,15 @@ class TableWrite:
     files: tuple[StagedFile, ...]
     schema: pa.Schema
     made_ids: bool = False
+    removed: Callable[[], Iterable[pa.Array]] | None = None
 
 
 @dataclass
 class Staged:
-    """The staged rows of one table in the scratch database: its name there, and how many."""
+    """The staged rows of one table in the scratch database: its name there, and how many.
+
+    The ids of `TableWrite.removed` are in the table `{name}_gone`.
+    """
 
     write: TableWrite
     rules: TableRules
@@ -114,6 +119,10 @@ class RoundRows:
 
     def _load(self, staged: Staged) -> None:
         name = staged.name
+        self._db.run(f"CREATE TABLE {name}_gone (id VARCHAR)")
+        for ids in staged.write.removed() if staged.write.removed is not None else ():
+            pieces = pa.table({"id": ids.cast(pa.utf8())}).to_reader()
+            self._db.run(f"INSERT INTO {name}_gone SELECT id FROM incoming", incoming=pieces)
         self._db.run(
             f"CREATE TABLE {name}_bad "
             "(f INTEGER, r BIGINT, rule VARCHAR, col VARCHAR, expected VARCHAR)"

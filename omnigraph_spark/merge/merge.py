@@ -68,6 +68,7 @@ def merge(
     ids under `fail` and `theirs`, are refused whatever it says.
 
     Raises:
+        IntegrityError: the merged graph would break a rule; nothing was published.
         MergeConflictError: both sides changed the same rows; nothing was written. It has the counts
             and the frame of the conflicts.
         BranchNotFoundError: no such branch.

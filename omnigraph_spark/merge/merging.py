@@ -104,6 +104,8 @@ class Prepared:
     """A merge that is decided and not written.
 
     `rows` are conflicts beside those that `runner` has; `counts` are of both, by table and kind.
+    `mark` is the table that gets a version without a change, where nothing else would record that
+    the source is merged: the next merge would begin at the same base and undo what came since.
     """
 
     storage: Storage
@@ -113,6 +115,7 @@ class Prepared:
     dropped: tuple[str, ...]
     rows: list[ConflictRow] = field(default_factory=list)
     counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    mark: str | None = None
 
 
 def resolver(resolution: str | Mapping[str, str]) -> Callable[[str], str]:
@@ -178,7 +181,24 @@ def prepare(
         *((key, None, DELETE_UPDATE, None, None, None) for key in work.whole),
         *((key, name, ORPHAN, None, None, None) for key, name in loose),
     ]
-    return Prepared(storage, sides, runner, written, dropped, rows, _counts(outcomes, rows))
+    mark = None if written or dropped else _mark(sides)
+    return Prepared(storage, sides, runner, written, dropped, rows, _counts(outcomes, rows), mark)
+
+
+def _mark(sides: Sides) -> str | None:
+    """Return the table that records a merge without changes; None if it needs no record.
+
+    It needs none where one head is the base already: the next merge can't begin before it. The
+    table is the smallest that the target has written itself, else the smallest that it has.
+    """
+    bases = {one.graph_commit_id for one in sides.base_commits}
+    if any(bases == {one.graph_commit_id} for one in sides.heads):
+        return None
+    own = layout.lance_branch(sides.target.branch)
+    ranked = sorted(
+        (one.table_branch != own, one.row_count, key) for key, one in sides.target.tables.items()
+    )
+    return ranked[0][2] if ranked else None
 
 
 def sides_create(sides: Sides, key: str) -> bool:
@@ -291,17 +311,16 @@ def publish(prepared: Prepared, options: WriteOptions) -> Committed:
         OmnigraphError: as every write.
     """
     storage, sides = prepared.storage, prepared.sides
-    new = _definitions(storage, sides, prepared.written)
-    planned = plan_write(
-        storage, replace(options, mode=MERGE), {key: new.get(key) for key in prepared.written}
-    )
+    keys = prepared.written if prepared.mark is None else (prepared.mark,)
+    new = _definitions(storage, sides, keys)
+    planned = plan_write(storage, replace(options, mode=MERGE), {key: new.get(key) for key in keys})
     for key, target in planned.targets.items():
         if target.version != sides.target.version(key):
             raise ExpectedVersionMismatch(key, sides.target.version(key), target.version)
-    keys = sorted({*sides.target.tables, *planned.targets})
+    expected = sorted({*sides.target.tables, *planned.targets})
     planned = replace(
         planned,
-        expected={key: sides.target.version(key) for key in keys},
+        expected={key: sides.target.version(key) for key in expected},
         dropped=prepared.dropped,
         merged_parent=sides.heads[0].graph_commit_id,
     )

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from omnigraph_spark.arrow.to_table import table_schema
+from omnigraph_spark.integrity.screen import Screen
 from omnigraph_spark.merge import rules
 from omnigraph_spark.merge import sides as merge_sides
 from omnigraph_spark.merge.rules import DOUBLED, OURS, SOURCE, TARGET, Conflict, Decision
@@ -201,11 +202,14 @@ def staged_rows(plan: WritePlan, merge: TableMerge, found: Decision) -> list[Sta
     """Write what the target gets of a decision as fragments, and name what it loses.
 
     Raises:
+        IntegrityError: a row of the source breaks a rule of values that the merge checks.
         IntegrityError, StorageError: as `stage.stage`; files so far stay unreferenced.
     """
     target = plan.targets[merge.table_key]
     alone = replace(plan, targets={merge.table_key: target})
-    staged = stage.stage(alone, [(merge.table_key, one) for one in found.taken.to_batches()])
+    screen = Screen(plan.integrity, plan.storage.options, plan.publish_id, "merge")
+    taken = (screen.outgoing(one, merge.table_key) for one in found.taken.to_batches())
+    staged = stage.stage(alone, [(merge.table_key, one) for one in taken])
     if len(found.gone):
         dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
         gone = lookup(dataset, found.gone).addresses
@@ -248,6 +252,7 @@ class Here:
         return [
             one
             for key in plan.targets
+            if key in self._merges
             for one in staged_rows(plan, self._merges[key], self._decided[key])
         ]
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,6 +27,7 @@ from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
 from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.schema.property_types import is_blob
 from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.write.commit.deletes import deleted_ids
 from omnigraph_spark.write.commit.table_head import Round, StartOver, commit, restore
 from omnigraph_spark.write.plan import ALTER, MERGE, OVERWRITE, RESTORE, TableTarget, WritePlan
 from omnigraph_spark.write.tasks.stage import StagedTable
@@ -42,6 +44,7 @@ class CommitCheck:
 
     def __init__(self, plan: WritePlan, by_table: Mapping[str, Sequence[StagedTable]]) -> None:
         self._plan = plan
+        self._by_table = by_table
         self._files = {key: _files(plan.targets[key], staged) for key, staged in by_table.items()}
         self._may_repeat = any(
             _may_repeat(plan.targets[key], staged) for key, staged in by_table.items()
@@ -85,6 +88,7 @@ class CommitCheck:
                         self._files[key],
                         plan.targets[key].schema,
                         key in plan.integrity.made_ids,
+                        partial(self._removed, key) if plan.merged_parent is not None else None,
                     )
                     for key in touched
                 ),
@@ -98,6 +102,15 @@ class CommitCheck:
         if self._bad is not None:
             self._write_bad(self._bad)
         _faults.point("commit.checked")
+
+    def _removed(self, key: str) -> Iterator[pa.Array]:
+        """Yield the ids of the stored rows that a merge of branches replaces or takes out."""
+        target = self._plan.targets[key]
+        if not any(one.matches for one in self._by_table[key]):
+            return
+        place = (target.location, target.table_branch, target.version)
+        found = {key: list(self._by_table[key])}
+        yield from deleted_ids(self._plan.storage, self._plan.storage.dataset(*place), found, key)
 
     def bad(self, table_key: str) -> pa.Table | None:
         """Return the rows of a table that this round sets aside, None where there are none."""
