@@ -158,6 +158,38 @@ class ExpectedVersionMismatch(OmnigraphError):
         self.expected = expected
 
 
+class RowConflictError(ExpectedVersionMismatch):
+    """Other writes changed, added or deleted rows that an upsert or delete names; nothing written.
+
+    Counted since the frame was read. Attributes: `table_key`, `count` (of rows, within one task)
+    and `samples` (ids, at most ten). `expected` and `actual` are None: no single version decides.
+    """
+
+    code = "ROW_CONFLICT"
+    count: int | None = None
+    samples: Sequence[Any] = ()
+    actual: int | None = None  # type: ignore[assignment]
+    _told = re.compile(
+        r"(?P<count>\d+) rows? of (?P<table_key>\S+) that this write names (?:was|were) changed"
+    )
+
+    def __init__(self, table_key: str, samples: Sequence[str], count: int) -> None:
+        rows = "1 row" if count == 1 else f"{count} rows"
+        verb = "was" if count == 1 else "were"
+        OmnigraphError.__init__(
+            self,
+            f"{rows} of {table_key} that this write names {verb} changed, added or deleted by "
+            "another write since the frame was read",
+            expected="rows as they were read",
+            found=f"id {', '.join(map(repr, samples))}",
+            hint="Nothing was published. Read the table again, redo the change for these rows, and "
+            "write it again; or give lastWriterWins=true to write over what others wrote",
+            table_key=table_key,
+            samples=list(samples),
+            count=count,
+        )
+
+
 class RowLevelCasContention(OmnigraphError):
     """Other publishes won every attempt of the publisher; nothing was published."""
 

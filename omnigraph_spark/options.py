@@ -118,7 +118,7 @@ OPTIONS: tuple[Option, ...] = (
            'JSON `{"node:Person": 7}` (0 = no such table); any difference is'
            ' `ExpectedVersionMismatch`'),
     Option("lastWriterWins", boolean, "false", (WRITE,),
-           "don't expect the version that the frame was read from"),
+           "write over what others wrote since the frame was read"),
     Option("branchFrom", text, None, (WRITE,),
            "create `branch` from this ref if it is missing: `dev`, `dev@7`, a tag, a commit id"),
     Option("actor", text, None, (WRITE,), "who made the commit, recorded with it"),

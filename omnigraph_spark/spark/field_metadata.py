@@ -94,13 +94,17 @@ def carried_type(field: StructField) -> CarriedType | None:
 
 @dataclass(frozen=True)
 class ReadMark:
-    """Which snapshot a column was read from; `table_version` is 0 for whole-graph frames."""
+    """Which snapshot a column was read from; `table_version` is 0 for whole-graph frames.
+
+    `frame` is the name of the load: two loads of one version are two frames.
+    """
 
     graph: str
     branch: str
     version: int
     table_key: str | None = None
     table_version: int = 0
+    frame: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a JSON text."""
@@ -143,6 +147,7 @@ def _mark(plain: object) -> ReadMark | None:
         plain["version"],
         key if isinstance(key, str) else None,
         table_version if isinstance(table_version := plain.get("table_version"), int) else 0,
+        str(plain.get("frame") or ""),
     )
 
 

@@ -6,7 +6,7 @@ definitions, else to those that the graph has (DESIGN 2).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -37,6 +37,7 @@ from omnigraph_spark.write.plan import (
     head,
     plan_write,
 )
+from omnigraph_spark.write.reads import ReadFrom
 from omnigraph_spark.write.tasks.routing import Routing
 
 _ENDS = ("src", "dst")
@@ -164,10 +165,12 @@ def _plan_tables(
         for key in written
     }
     schemas = [schema for schema in (*written.values(), carrier) if schema is not None]
-    versions = (
-        {} if options.last_writer_wins else _versions_read(storage, options, schemas, written)
-    )
-    plan = plan_write(storage, options, new, versions)
+    marks = _marks(storage, options, schemas)
+    if options.mode in (MERGE, DELETE):
+        plan = plan_write(storage, options, new, reads=_reads(storage, options, marks, written))
+    else:
+        plan = plan_write(storage, options, new, _versions_read(storage, options, marks, written))
+    plan = replace(plan, frames=tuple(dict.fromkeys(mark.frame for mark in marks if mark.frame)))
     if options.merge_schema:
         given = {key: schema for key, schema in written.items() if schema is not None}
         plan = merge_schema.widened(plan, options, {**definitions, **given})
@@ -352,25 +355,55 @@ def _refuse_strangers(schema: StructType, owned: Mapping[str, Mapping[str, str]]
 # --- the version that was read -------------------------------------------------------------------
 
 
-def _versions_read(
-    storage: Storage,
-    options: WriteOptions,
-    schemas: Collection[StructType],
-    written: Collection[str],
-) -> dict[str, int]:
-    """Return the table versions that an overwrite's or upsert's frames were read from (DESIGN 5).
+def _marks(
+    storage: Storage, options: WriteOptions, schemas: Collection[StructType]
+) -> list[ReadMark]:
+    """Return what the frames say that they were read from, in this graph and on this branch.
 
-    The lowest graph version that the fields name counts. A graph that was moved since has another
-    name, and nothing is expected then.
+    A graph that was moved since has another name, and nothing is expected then.
     """
-    marks = [
+    return [
         mark
         for schema in schemas
         for mark in field_metadata.read_marks(schema)
         if mark.graph == storage.root and mark.branch == options.branch
     ]
-    if not marks or options.mode not in (OVERWRITE, MERGE, DELETE):
+
+
+def _versions_read(
+    storage: Storage, options: WriteOptions, marks: Sequence[ReadMark], written: Collection[str]
+) -> dict[str, int]:
+    """Return the table versions that an overwrite's frames were read from.
+
+    The lowest graph version that the fields name counts, for all tables: what replaces a table may
+    be made of any other.
+    """
+    if not marks or options.mode != OVERWRITE or options.last_writer_wins:
         return {}
     lowest: ReadMark = min(marks, key=lambda mark: mark.version)
     snapshot = load(storage, options.branch, lowest.version)
     return {key: snapshot.version(key) for key in written}
+
+
+def _reads(
+    storage: Storage, options: WriteOptions, marks: Sequence[ReadMark], written: Collection[str]
+) -> dict[str, ReadFrom]:
+    """Return what an upsert's or delete's frames were read from, for tables that they were read of.
+
+    Of several reads of one table the oldest counts, and the writes of all its frames are its own.
+    """
+    found: dict[str, ReadFrom] = {}
+    snapshots: dict[int, Snapshot] = {}
+    for key in written if not options.last_writer_wins else ():
+        of_table = [mark for mark in marks if mark.table_key in (None, key)]
+        if not of_table:
+            continue
+        oldest = min(mark.version for mark in of_table)
+        if oldest not in snapshots:
+            snapshots[oldest] = load(storage, options.branch, oldest)
+        entry = snapshots[oldest].tables.get(key)
+        frames = tuple(mark.frame for mark in of_table if mark.frame)
+        found[key] = ReadFrom(None, 0, frames)
+        if entry is not None:
+            found[key] = ReadFrom(entry.table_branch, entry.table_version, frames)
+    return found

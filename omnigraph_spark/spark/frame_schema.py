@@ -31,12 +31,12 @@ _log = logging.getLogger(__name__)
 
 
 def read_schema(
-    storage: Storage, snapshot: Snapshot, options: ReadOptions
+    storage: Storage, snapshot: Snapshot, options: ReadOptions, frame_name: str = ""
 ) -> tuple[StructType, dict[str, pa.Schema]]:
     """Return a frame's schema and, for the reader, the stored schemas that it came from.
 
     Runs on the driver, once per load. The fields carry their stored type (`omnigraph.type`) and the
-    version that is read (`omnigraph.read`).
+    version that is read (`omnigraph.read`), beside it the load's own name `frame_name`.
 
     Raises:
         TableNotFoundError: the snapshot has no such table.
@@ -63,6 +63,7 @@ def read_schema(
         snapshot.graph_version,
         key,
         0 if key is None else snapshot.version(key),
+        frame_name,
     )
     return field_metadata.with_read(StructType(chosen), mark), schemas
 

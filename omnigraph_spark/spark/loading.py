@@ -21,6 +21,7 @@ from omnigraph_spark.refs import changes, refs
 from omnigraph_spark.refs.changes import Feed
 from omnigraph_spark.spark import ddl, field_metadata
 from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Load:
     table_schemas: Mapping[str, pa.Schema] | None = field(default=None, repr=False)
     feed: Feed | None = field(default=None, repr=False)
     feed_tables: Mapping[str, StructType] | None = field(default=None, repr=False)
+    name: str = field(default_factory=new_ulid, repr=False)
 
     def schema(self) -> StructType:
         """Return the frame's columns.
@@ -55,7 +57,7 @@ class Load:
         if self.options.metadata is not None:
             return feed_reader.metadata_schema(self.options.metadata)
         schema, self.table_schemas = frame_schema.read_schema(
-            self.storage, self.snapshot, self.options
+            self.storage, self.snapshot, self.options, self.name
         )
         return schema
 

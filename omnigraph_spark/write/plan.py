@@ -48,6 +48,7 @@ from omnigraph_spark.schema.property_types import EngineType, is_blob
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage, normalize_root
+from omnigraph_spark.write.reads import ReadFrom, Span, spans_of_others
 
 APPEND = "append"
 OVERWRITE = "overwrite"
@@ -83,7 +84,8 @@ class TableTarget:
     `table_branch` is the Lance branch that is written to: the graph branch's name, None for `main`.
     `restore_to` is the version of that line whose content the table gets again, without new files.
     `added` are the columns of `schema` that the table lacked at the plan; they come last.
-    `renamed` maps columns to their new names, and those that are dropped to None.
+    `renamed` maps columns to their new names, and those that are dropped to None. `others` is what
+    other writes changed since the frame was read: an upsert or delete of those rows is refused.
     """
 
     table_key: str
@@ -96,6 +98,7 @@ class TableTarget:
     restore_to: int | None = None
     added: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str | None], ...] = ()
+    others: tuple[Span, ...] = ()
 
     @property
     def data(self) -> str:
@@ -134,7 +137,8 @@ class WritePlan:
     the caller's, the ones the frame was read from, and, for an overwrite, the ones it was planned
     on. `dropped` are tables that get a tombstone; `merged_parent` is the commit that a merge brings
     in; `new_properties` are what the schema files learn of added columns. `unchecked` says that an
-    overwrite knew, of a table it replaces, no version to expect but the head's.
+    overwrite knew, of a table it replaces, no version to expect but the head's. `reads` is what an
+    upsert's or delete's frames were read from, by table; `frames` are the names of the frames.
     """
 
     storage: Storage
@@ -155,6 +159,8 @@ class WritePlan:
     on_delete: str = "restrict"
     integrity: Integrity = field(default_factory=Integrity)
     new_properties: Mapping[str, tuple[Property, ...]] = field(default_factory=dict)
+    reads: Mapping[str, ReadFrom] = field(default_factory=dict)
+    frames: tuple[str, ...] = ()
 
 
 def plan_write(
@@ -162,6 +168,7 @@ def plan_write(
     options: WriteOptions,
     tables: Mapping[str, NewTable | None],
     read_versions: Mapping[str, int] | None = None,
+    reads: Mapping[str, ReadFrom] | None = None,
 ) -> WritePlan:
     """Plan a write of `tables`; runs on the driver once per write.
 
@@ -170,7 +177,8 @@ def plan_write(
     is left to refuse.
 
     `tables` maps table keys to what is needed to create the table, None where it must exist.
-    `read_versions` are the table versions that the frame's own fields say it was read from.
+    `read_versions` are the table versions that an overwrite's frame says it was read from, `reads`
+    the same of an upsert or delete, which may be older: its rows are what must not have changed.
 
     Raises:
         TableNotFoundError: a table isn't there and can't be made from the frame.
@@ -206,11 +214,12 @@ def plan_write(
     )
     if options.branch_from is not None and snapshot.graph_version == _NO_BRANCH:
         branches.ensure_branch(storage, options.branch, refs.named(storage, options.branch_from))
-        return plan_write(storage, options, tables, read_versions)
+        return plan_write(storage, options, tables, read_versions, reads)
     for key in targets:
         if key in snapshot.tables:
             entry = snapshot.tables[key]
             forks.ensure_fork(storage, entry, options.branch, options.orphan_grace_seconds)
+    targets = _with_others(storage, snapshot, targets, reads or {})
     return WritePlan(
         storage=storage,
         branch=options.branch,
@@ -230,7 +239,25 @@ def plan_write(
         settings=Settings.of(options),
         on_delete=options.on_delete,
         integrity=integrity,
+        reads=reads or {},
     )
+
+
+def _with_others(
+    storage: Storage,
+    snapshot: Snapshot,
+    targets: Mapping[str, TableTarget],
+    reads: Mapping[str, ReadFrom],
+) -> dict[str, TableTarget]:
+    """Return targets that say what other writes changed since their frames were read."""
+    found = dict(targets)
+    moved = [key for key, read in reads.items() if read.version < snapshot.version(key)]
+    if moved:
+        rows = read_rows(open_manifest(storage, snapshot.branch))
+    for key in moved:
+        others = spans_of_others(rows, reads[key], snapshot.tables[key])
+        found[key] = replace(found[key], others=others)
+    return found
 
 
 def head(storage: Storage, options: WriteOptions) -> Snapshot:
@@ -377,7 +404,6 @@ def _expected(
             if key in targets:
                 expected[key] = min(version, expected[key])
     if options.mode in (MERGE, DELETE):
-        expected = {key: read_versions[key] for key in targets if key in read_versions}
         for key, target in targets.items():
             # Staged blobs can't be read again, as a round that is lost to another write would.
             if target.mode == MERGE and any(is_blob(field) for field in target.schema):

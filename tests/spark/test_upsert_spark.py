@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from omnigraph_spark import OmniGraph, pack
-from omnigraph_spark.errors import ExpectedVersionMismatch, IntegrityError, OptionError
+from omnigraph_spark.errors import IntegrityError, OptionError, RowConflictError
 from tests.support.frames import counts, knows, load, people, refused, save, versions
 
 ENDS = "Knows: Person -> Person"
@@ -101,13 +101,15 @@ def test_many_frames_are_upserted_in_one_commit(spark: SparkSession, uri: str) -
     assert (last["rows_added"], last["rows_removed"]) == (3, 1)
 
 
-def test_a_frame_that_was_read_is_merged_only_where_nobody_wrote(
+def test_a_frame_that_was_read_conflicts_with_rows_that_others_wrote(
     spark: SparkSession, uri: str
 ) -> None:
     read = load(spark, uri, table="node:Person").withColumn("age", F.lit(1))
     save(people(spark).limit(1).withColumn("age", F.lit(9)), uri, table="node:Person", **MERGE)
-    with refused(ExpectedVersionMismatch, "node:Person"):
+    save(read.where("id = 'b'"), uri, table="node:Person", **MERGE)
+    with refused(RowConflictError, "1 row of node:Person .* id 'a'"):
         save(read, uri, table="node:Person", **MERGE)
+    save(read.where("id = 'b'").drop("name"), uri, table="node:Person", **MERGE)
     save(read, uri, table="node:Person", lastWriterWins="true", **MERGE)
     assert {row["age"] for row in _people(spark, uri).values()} == {1}
 

@@ -16,6 +16,7 @@ from omnigraph_spark.errors import (
     OmnigraphError,
     OptionError,
     PublishOutcomeUnknown,
+    RowConflictError,
     StorageError,
     from_spark,
 )
@@ -35,6 +36,8 @@ def all_classes(kind: type[OmnigraphError] = OmnigraphError) -> list[type[Omnigr
 
 
 def made(kind: type[OmnigraphError]) -> OmnigraphError:
+    if kind is RowConflictError:
+        return RowConflictError("node:Person", ["a"], 1)
     if issubclass(kind, ExpectedVersionMismatch):
         return kind("node:Person", 3, 4)
     if issubclass(kind, PublishOutcomeUnknown):

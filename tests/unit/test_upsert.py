@@ -395,12 +395,10 @@ def test_two_makers_of_one_table_upsert_into_one(storage: Storage) -> None:
     assert values(storage) == {"n": (1, "ours", 1.0), "m": (2, "theirs", 2.0)}
 
 
-def test_an_upsert_of_a_frame_that_was_read_expects_the_version_it_was_read_at(
-    storage: Storage,
-) -> None:
+def test_an_upsert_expects_the_version_that_its_options_name(storage: Storage) -> None:
     ten(storage)
-    version = load(storage).version(T)
-    planned = plan(storage, [T], new=NEW, read_versions={T: version}, writeMode="merge")
+    expected = f'{{"{T}": {load(storage).version(T)}}}'
+    planned = plan(storage, [T], new=NEW, writeMode="merge", expectedTableVersions=expected)
     ours = staged(planned, [[rows(id=["k1"], a=[100])]])
     upsert(storage, [rows(id=["k2"], a=[200])])
     with pytest.raises(ExpectedVersionMismatch, match="OMNIGRAPH_EXPECTED_VERSION_MISMATCH"):

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+
 from omnigraph_spark import _faults, schema
 from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import (
@@ -25,6 +27,7 @@ from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
     OmnigraphError,
     PublishOutcomeUnknown,
+    RowConflictError,
     RowLevelCasContention,
     TableNotFoundError,
 )
@@ -64,6 +67,7 @@ from omnigraph_spark.write.plan import (
     TableTarget,
     WritePlan,
 )
+from omnigraph_spark.write.reads import FRAMES
 from omnigraph_spark.write.tasks.stage import StagedTable
 
 # The pause after a lost round: shorter each time, since with growing ones a writer that has lost
@@ -90,6 +94,7 @@ def commit(plan: WritePlan, staged: Iterable[StagedTable]) -> Committed:
 
     Raises:
         ExpectedVersionMismatch: a table isn't where the write expects it; nothing was published.
+        RowConflictError: (upsert, delete) others changed rows of it since the frame was read.
         RowLevelCasContention: (overwrite) others won every attempt of the publisher.
         CommitTimeoutError: others published first until `commitTimeoutSeconds` ran out.
         PublishOutcomeUnknown: the store never said; nothing was deleted.
@@ -208,6 +213,8 @@ class _Write:
 
         Contention at the publisher ends an overwrite that expects something, not an append.
         """
+        if isinstance(error, RowConflictError):
+            return False
         if isinstance(error, ExpectedVersionMismatch):
             return error.table_key not in self._plan.expected
         return keeps_ids(self._plan) or not self._plan.expected
@@ -228,7 +235,7 @@ class _Write:
             self._round.files_used = True
             return Published(version, skipped=True)
         self._check_expected(snapshot)
-        if not self._is_matched(snapshot):
+        if not self._is_matched(snapshot, rows):
             return Published(version, skipped=True)
         plan = self._plan
         if not self._run_started:  # in later rounds `resolve_dead` sees them
@@ -248,9 +255,9 @@ class _Write:
         schema.add_types(plan.storage, plan.new_types)
         return self._commit_tables(snapshot)
 
-    def _is_matched(self, snapshot: Snapshot) -> bool:
+    def _is_matched(self, snapshot: Snapshot, rows: pa.Table) -> bool:
         """Match what is replaced or deleted to what is published now; False: nothing is to do."""
-        asked = updates.matched(*self._asked, snapshot) or self._asked
+        asked = updates.matched(*self._asked, snapshot, rows) or self._asked
         self._asked = asked[0], small_files.gathered(*asked)
         plan, by_table = updates.for_round(*self._asked, snapshot)
         if plan is not self._plan or by_table is not self._by_table:
@@ -462,6 +469,8 @@ def marks(plan: WritePlan) -> dict[str, Any]:
         ours["user_metadata"] = plan.user_metadata
     if plan.actor is not None:
         ours["actor"] = plan.actor
+    if plan.frames:
+        ours[FRAMES] = list(plan.frames)
     if plan.unchecked:
         ours["unchecked"] = True
     if plan.merged_parent is not None:

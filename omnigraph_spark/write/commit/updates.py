@@ -21,6 +21,7 @@ from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit import deletes, staged_files
 from omnigraph_spark.write.plan import DELETE, MERGE, TableTarget, WritePlan
+from omnigraph_spark.write.reads import spans_of_others
 from omnigraph_spark.write.tasks import matches, stage
 from omnigraph_spark.write.tasks.stage import StagedTable
 
@@ -139,9 +140,11 @@ def refuse_doubles(plan: WritePlan, by_table: ByTable) -> None:
 
 
 def matched(
-    plan: WritePlan, by_table: ByTable, snapshot: Snapshot
+    plan: WritePlan, by_table: ByTable, snapshot: Snapshot, rows: pa.Table
 ) -> tuple[WritePlan, ByTable] | None:
     """Return the plan and the staged tables matched to the snapshot; None where they are.
+
+    `rows` are those of the `__manifest` that the snapshot is of.
 
     Raises:
         ExpectedVersionMismatch: a merge of branches, which compared the versions that it planned.
@@ -155,7 +158,7 @@ def matched(
         raise ExpectedVersionMismatch(stale[0], planned, snapshot.version(stale[0]))
     targets, staged = dict(plan.targets), dict(by_table)
     for key in stale:
-        targets[key], staged[key] = rematched(plan, snapshot, key, by_table[key])
+        targets[key], staged[key] = rematched(plan, snapshot, rows, key, by_table[key])
     again = replace(plan, targets=targets)
     refuse_doubles(again, staged)  # two new rows of one key are two updates by now
     return again, staged
@@ -182,7 +185,7 @@ def is_stale(plan: WritePlan, snapshot: Snapshot, key: str) -> bool:
 
 
 def rematched(
-    plan: WritePlan, snapshot: Snapshot, key: str, staged: Sequence[StagedTable]
+    plan: WritePlan, snapshot: Snapshot, rows: pa.Table, key: str, staged: Sequence[StagedTable]
 ) -> tuple[TableTarget, list[StagedTable]]:
     """Match staged rows again, against the version that the snapshot pins; stages them anew.
 
@@ -192,12 +195,14 @@ def rematched(
 
     Raises:
         SchemaMismatchError: the table's schema isn't the one the rows were staged under.
+        RowConflictError: others changed rows since the frame was read.
         IntegrityError: a row that was an update is new by now and lacks what may not be null.
         StorageError: the store failed.
     """
     old = plan.targets[key]
     entry = snapshot.tables[key]
-    target = replace(old, mode=plan.mode, version=entry.table_version)
+    others = spans_of_others(rows, plan.reads[key], entry) if key in plan.reads else ()
+    target = replace(old, mode=plan.mode, version=entry.table_version, others=others)
     if plan.mode == DELETE:
         before = plan.storage.dataset(old.location, old.table_branch, old.version)
         ids = deletes.deleted_ids(plan.storage, before, {key: list(staged)}, key)

@@ -24,7 +24,7 @@ from omnigraph_spark.storage.column_numbers import FieldMap
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.write.plan import CREATE, DELETE, MERGE, TableTarget, WritePlan
-from omnigraph_spark.write.tasks import packed, upsert
+from omnigraph_spark.write.tasks import packed, row_conflicts, upsert
 from omnigraph_spark.write.tasks.matches import Match
 
 if TYPE_CHECKING:
@@ -140,9 +140,11 @@ def restage(plan: WritePlan, target: TableTarget, batches: Iterable[pa.RecordBat
 
     Raises:
         IntegrityError: a key comes twice, or a new row lacks what may not be null.
+        RowConflictError: others changed rows since the frame was read.
         StorageError: the store failed; files written so far stay unreferenced.
     """
     dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
+    batches = row_conflicts.checked(plan.storage, target, batches)
     if target.mode == DELETE:
         done = upsert.stage_delete(dataset, batches)
     else:

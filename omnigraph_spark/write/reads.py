@@ -1,0 +1,86 @@
+"""What a frame was read from, and which publishes of others came to its tables since; pure.
+
+An upsert or delete of a frame that was read from the very table conflicts with a row of it that
+another write changed, inserted or deleted since. Publishes leave the names of the frames that they
+wrote in their version rows, so that a frame's own earlier writes are told from those of others.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnigraph_spark.manifest.rows import OURS, VERSION
+from omnigraph_spark.manifest.snapshot import TableEntry
+
+FRAMES = "frames"
+"""Key of this connector's part of a version row: the names of the frames that were written."""
+
+Span = tuple[str | None, int, str | None, int]
+"""Changes of others to a table: Lance branch and version before them, and after them.
+
+Version 0: the table wasn't there.
+"""
+
+
+@dataclass(frozen=True)
+class ReadFrom:
+    """The version of a table that frames were read from, and the names of those frames."""
+
+    table_branch: str | None
+    version: int
+    frames: tuple[str, ...] = ()
+
+
+def spans_of_others(rows: pa.Table, read: ReadFrom, entry: TableEntry) -> tuple[Span, ...]:
+    """Return what others changed in a table between the version that was read and the published.
+
+    `rows` are those of the branch's `__manifest`, `entry` is the table in its snapshot.
+    """
+    if entry.table_version <= read.version:
+        return ()
+    position = (read.table_branch, read.version)
+    began = None
+    spans: list[Span] = []
+    steps = _published(rows, entry.table_key, read.version)
+    steps[entry.table_version] = (entry.table_branch, dict(entry.ours))
+    for version in sorted(v for v in steps if v <= entry.table_version):
+        branch, ours = steps[version]
+        if set(ours.get(FRAMES) or ()) & set(read.frames):
+            if began is not None:
+                spans.append((*began, *position))
+            began = None
+        elif began is None:
+            began = position
+        position = (branch, version)
+    if began is not None:
+        spans.append((*began, *position))
+    return tuple(spans)
+
+
+def _published(
+    rows: pa.Table, key: str, above: int
+) -> dict[int, tuple[str | None, dict[str, Any]]]:
+    wanted = pc.and_(
+        pc.and_(pc.equal(rows["object_type"], VERSION), pc.equal(rows["table_key"], key)),
+        pc.greater(rows["table_version"], above),
+    )
+    found = rows.filter(wanted).select(["table_version", "table_branch", "metadata"])
+    return {
+        row["table_version"]: (row["table_branch"], _ours(row["metadata"]))
+        for row in found.to_pylist()
+    }
+
+
+def _ours(text: str | None) -> dict[str, Any]:
+    """Return this connector's part of a row's metadata; whatever else is there is another's."""
+    try:
+        plain = json.loads(text) if text else {}
+    except json.JSONDecodeError:
+        return {}
+    ours = plain.get(OURS) if isinstance(plain, dict) else None
+    return ours if isinstance(ours, dict) else {}
