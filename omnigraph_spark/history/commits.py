@@ -13,9 +13,10 @@ know which publishes came after the fork.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -59,8 +60,11 @@ COMMIT_ACTORS = AppendLog(
 # How far from the end a writer looks for the row before its own; further back only if it isn't
 # there.
 _NEAR_ROWS = 16
+_TICK = timedelta(microseconds=1)
 # A commit's actor is appended just before it; others append in between.
 _NEAR_ACTORS = 64
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -200,12 +204,20 @@ def _chained(
             manifest_version=publish.graph_version,
             parent_commit_id=parent,
             merged_parent_commit_id=publish.merged_parent,
-            created_at=publish.created_at,
+            created_at=_after(previous, publish.created_at),
             actor_id=publish.actor,
         )
         chained.append(commit)
-        parent = commit.graph_commit_id
+        parent, previous = commit.graph_commit_id, commit
     return chained
+
+
+def _after(previous: Commit | None, moment: datetime) -> datetime:
+    """Return a commit's time: later than that of the commit before, whatever a writer's clock says.
+
+    Otherwise the last commit at or before a time would depend on whose clock was wrong.
+    """
+    return moment if previous is None else max(moment, previous.created_at + _TICK)
 
 
 def _append(
@@ -218,7 +230,10 @@ def _append(
         if p.actor is not None
     ]
     if actors:
-        append_log.append(storage, COMMIT_ACTORS, COMMIT_ACTORS.rows(actors))
+        try:
+            append_log.append(storage, COMMIT_ACTORS, COMMIT_ACTORS.rows(actors))
+        except StorageError as error:  # `repair` finds them in `__manifest`
+            _log.warning("the actors of %d commits aren't noted: %s", len(actors), error)
     _faults.point("lineage.after_actor")
     append_log.append(storage, COMMITS, _rows(commits), layout.lance_branch(branch))
 
@@ -286,7 +301,7 @@ def read_commits(storage: Storage, branch: str = layout.MAIN) -> list[Commit]:
         fork = fork_of(storage, name)
         raw += [c for c in _own(storage, name) if limit is None or c.manifest_version <= limit]
         if fork is None:
-            return _with_actors(storage, _chosen(raw))
+            return _with_actors(storage, _in_line(_chosen(raw)))
         limit = fork.version
         name = fork.parent
 
@@ -372,6 +387,27 @@ def _chosen(commits: list[Commit]) -> list[Commit]:
     return chosen[::-1]
 
 
+def _in_line(chosen: list[Commit]) -> list[Commit]:
+    """Let each commit be the child of the one before it, and later; pure.
+
+    Rows may say otherwise: those that another engine wrote above a publish whose row wasn't there
+    yet, and those of writers whose clocks differ. A parent that isn't in the line stays named.
+    """
+    known = {one.graph_commit_id for one in chosen}
+    line: list[Commit] = []
+    for one in chosen:
+        if line:
+            before = line[-1]
+            parent = one.parent_commit_id
+            if parent in known:
+                parent = before.graph_commit_id
+            created_at = _after(before, one.created_at)
+            if (parent, created_at) != (one.parent_commit_id, one.created_at):
+                one = replace(one, parent_commit_id=parent, created_at=created_at)
+        line.append(one)
+    return line
+
+
 def _without_markers(commits: list[Commit]) -> list[Commit]:
     """Leave out the engine's notes that it took a dead write back: they publish nothing.
 
@@ -392,7 +428,11 @@ def _without_markers(commits: list[Commit]) -> list[Commit]:
 def _with_actors(
     storage: Storage, commits: list[Commit], newest: int | None = None
 ) -> list[Commit]:
-    rows = append_log.read(storage, COMMIT_ACTORS, newest=newest) if commits else None
+    try:
+        rows = append_log.read(storage, COMMIT_ACTORS, newest=newest) if commits else None
+    except StorageError as error:  # commits count without them
+        _log.warning("the actors of commits can't be read: %s", error)
+        rows = None
     if rows is None or rows.num_rows == 0:
         return commits
     ids, names = (rows[column].to_pylist() for column in ("graph_commit_id", "actor_id"))

@@ -104,21 +104,26 @@ def branch_names(storage: Storage) -> list[str]:
 
 
 def publishes_between(
-    storage: Storage, branch: str, after: int, before: int
+    storage: Storage,
+    branch: str,
+    after: int,
+    before: int,
+    known: frozenset[int] = frozenset(),
 ) -> list[PublishedVersion]:
     """Return a branch's publishes at versions above `after` and below `before`, ascending.
 
     One small read per version that is none of these publishes, two opens per one that is. Versions
-    that were cleaned away are left out.
+    that were cleaned away, and those that are `known`, are left out.
 
     Raises:
         StorageError: the store failed.
     """
-    if before - after < 2:
+    versions = [version for version in range(after + 1, before) if version not in known]
+    if not versions:
         return []
     manifest = storage.dataset(layout.MANIFEST, layout.lance_branch(branch))
     found = []
-    for version in range(after + 1, before):
+    for version in versions:
         try:
             with translated(f"Reading version {version} of {layout.MANIFEST}"):
                 published = _published(manifest, version)

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import OmnigraphError
-from omnigraph_spark.history import commits, runs
-from omnigraph_spark.history.publishes import PublishedVersion, publishes_between
-from omnigraph_spark.maintenance import moved
+from omnigraph_spark.history import runs
+from omnigraph_spark.maintenance import logs, moved
 from omnigraph_spark.manifest import crash_records, migrations
-from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, head_version, load, open_main
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load, open_main
 from omnigraph_spark.refs import refs
 from omnigraph_spark.storage import layout, store
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
@@ -42,6 +41,7 @@ UNKNOWN_TYPE = "unknown_type"
 MISSING_LINEAGE = "missing_lineage"
 RUNNING_RUN = "running_run"
 STAGING = "staging"
+DAMAGED_LOG = "damaged_log"
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,23 @@ def check(storage: Storage) -> list[Finding]:
     manifest = open_main(storage)
     found: list[Finding] = []
     branches = [branch.name for branch in refs.list_branches(storage)]
+    lost: list[logs.Damaged] = []
+    try:
+        lost = logs.damaged(storage)
+    except OmnigraphError as error:
+        found.append(Finding(UNREADABLE, layout.GRAPH_COMMITS, str(error), False))
+    lineage = not any(one.location == layout.GRAPH_COMMITS for one in lost)
     steps: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         (layout.MANIFEST, lambda: _manifest(manifest)),
         (layout.RECOVERY, lambda: _records(storage)),
         (layout.SCHEMA_PG, lambda: _schema(storage)),
-        (layout.GRAPH_RUNS, lambda: _runs(storage)),
+        (layout.GRAPH_COMMITS, lambda: _damaged(lost)),
         (layout.STAGING, lambda: _staging(storage)),
     ]
+    if not any(one.location == layout.GRAPH_RUNS for one in lost):
+        steps.append((layout.GRAPH_RUNS, lambda: running_runs(storage)))
     for name in branches:
-        steps.append((f"branch {name}", partial(_branch, storage, name, branches)))
+        steps.append((f"branch {name}", partial(_branch, storage, name, branches, lineage)))
     for place, step in steps:
         try:
             found += step()
@@ -151,7 +159,8 @@ def _schema(storage: Storage) -> Iterator[Finding]:
                 )
 
 
-def _runs(storage: Storage) -> Iterator[Finding]:
+def running_runs(storage: Storage) -> Iterator[Finding]:
+    """Yield the runs that the registry says are running although their writers are gone."""
     alive = {record.publish_id for record in crash_records.others(storage, "")}
     rows = runs.read_runs(storage)
     last = dict(zip(rows["run_id"].to_pylist(), rows["status"].to_pylist(), strict=True))
@@ -160,6 +169,17 @@ def _runs(storage: Storage) -> Iterator[Finding]:
             yield Finding(
                 RUNNING_RUN, run_id, "Its writer is gone, and the registry says it is running", True
             )
+
+
+def _damaged(lost: list[logs.Damaged]) -> Iterator[Finding]:
+    for one in lost:
+        yield Finding(
+            DAMAGED_LOG,
+            one.location,
+            f"It can't be read, and writes go on without it: {one.why}",
+            True,
+            one.branch,
+        )
 
 
 def _staging(storage: Storage) -> Iterator[Finding]:
@@ -171,8 +191,8 @@ def _staging(storage: Storage) -> Iterator[Finding]:
         )
 
 
-def _branch(storage: Storage, branch: str, branches: list[str]) -> Iterator[Finding]:
-    for place in _places(storage, branch):
+def _branch(storage: Storage, branch: str, branches: list[str], lineage: bool) -> Iterator[Finding]:
+    for place in _places(storage, branch, lineage):
         if branch != layout.MAIN and moved.is_moved(storage, place, branch):
             yield Finding(
                 MOVED_BRANCH,
@@ -187,7 +207,7 @@ def _branch(storage: Storage, branch: str, branches: list[str]) -> Iterator[Find
     for entry in snapshot.tables.values():
         if layout.lance_branch(entry.table_branch) == layout.lance_branch(branch):
             yield from _table(storage, snapshot, entry)
-    missing = missing_publishes(storage, branch)
+    missing = logs.missing_publishes(storage, branch) if lineage else []
     if missing:
         yield Finding(
             MISSING_LINEAGE,
@@ -198,10 +218,10 @@ def _branch(storage: Storage, branch: str, branches: list[str]) -> Iterator[Find
         )
 
 
-def _places(storage: Storage, branch: str) -> list[str]:
+def _places(storage: Storage, branch: str, lineage: bool) -> list[str]:
     return [
         layout.MANIFEST,
-        layout.GRAPH_COMMITS,
+        *([layout.GRAPH_COMMITS] if lineage else []),
         *sorted(set(load(storage, branch).locations.values())),
     ]
 
@@ -249,14 +269,3 @@ def _table(storage: Storage, snapshot: Snapshot, entry: TableEntry) -> Iterator[
             yield _deletes_versions(key, branch)
     except OmnigraphError as error:
         yield Finding(UNREADABLE, key, str(error), False, branch)
-
-
-def missing_publishes(storage: Storage, branch: str) -> list[PublishedVersion]:
-    """Return the publishes above a branch's last lineage row: rows stand above a complete past.
-
-    Raises:
-        StorageError: the store failed.
-    """
-    rows = commits.read_commits(storage, branch)
-    after = rows[-1].manifest_version if rows else 0
-    return publishes_between(storage, branch, after, head_version(storage, branch) + 1)

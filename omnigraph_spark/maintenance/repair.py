@@ -15,9 +15,9 @@ from functools import partial
 
 from omnigraph_spark import schema
 from omnigraph_spark.errors import CommitTimeoutError
-from omnigraph_spark.history import commits, runs
+from omnigraph_spark.history import runs
 from omnigraph_spark.maintenance import check as checks
-from omnigraph_spark.maintenance import moved
+from omnigraph_spark.maintenance import logs, moved
 from omnigraph_spark.maintenance.check import Finding, check
 from omnigraph_spark.manifest import crash_records, migrations
 from omnigraph_spark.manifest.crash_records import Heartbeat
@@ -88,6 +88,7 @@ _WHAT = {
     checks.CRASH_RECORD: "if its writer is dead: roll its tables back, publish that, delete it",
     checks.UNPUBLISHED_HEAD: "restore the published version and publish that",
     checks.MISSING_LINEAGE: "write the missing rows",
+    checks.DAMAGED_LOG: "move its damaged files to __damaged/ and write again what is missing",
     checks.RUNNING_RUN: "note the run's end",
     checks.STAGING: "delete the messages if they are older than a day",
 }
@@ -113,14 +114,15 @@ def _repair(storage: Storage, found: list[Finding], grace_seconds: float) -> Non
     heads = those(checks.CRASH_RECORD, checks.UNPUBLISHED_HEAD, checks.AUTO_CLEANUP, checks.STAGING)
     if heads:
         _heal(storage, heads, grace_seconds)
-    for one in those(checks.MISSING_LINEAGE):
-        missing = checks.missing_publishes(storage, one.branch)
-        if missing:
-            last = missing[-1]
-            commits.record_publish(
-                storage, one.branch, last.publish_id, last.graph_version, last.actor
-            )
-    for one in those(checks.RUNNING_RUN):
+    again = those(checks.DAMAGED_LOG)
+    for one in again:
+        logs.make_again(storage, logs.Damaged(one.place, one.branch, one.what))
+    gaps = _branches(those(checks.MISSING_LINEAGE))
+    for branch in [one.name for one in refs.list_branches(storage)] if again else gaps:
+        logs.fill(storage, branch)
+    if again:
+        logs.fill_actors(storage)
+    for one in checks.running_runs(storage) if again else those(checks.RUNNING_RUN):
         _end_run(storage, one.place)
 
 

@@ -246,8 +246,7 @@ def on_lineage(storage: Storage, branch: str, version: str) -> Resolved:
             malformed time.
     """
     if times.is_like_time(version):
-        at = _resolve_time(storage, branch, version, "The version")
-        return at if at.version is not None else _head(storage, branch)
+        return _resolve_time(storage, branch, version, "The version")
     found = resolve(storage, branch, version_as_of=version)
     assert found.version is not None
     try:
@@ -261,10 +260,6 @@ def on_lineage(storage: Storage, branch: str, version: str) -> Resolved:
             expected=f"a version of {branch}, or of a parent before the branch began",
         )
     return found
-
-
-def _head(storage: Storage, branch: str) -> Resolved:
-    return Resolved(branch, snapshot.head_version(storage, branch))
 
 
 def _existing(storage: Storage, ref: Resolved, asked: str) -> Resolved:
@@ -294,8 +289,8 @@ def _resolve_time(storage: Storage, branch: str, text: str, option: str) -> Reso
     head = snapshot.head_version(storage, branch)
     line = commits.complete(storage, branch, head)
     found = times.last_at(line, branch, text, option)
-    if found is line[-1]:
-        return Resolved(branch, None)
+    if found is line[-1]:  # by its number: a publish meanwhile is after the time
+        return Resolved(branch, head)
     return _existing(storage, _on_lineage(storage, branch, found.manifest_version), branch)
 
 

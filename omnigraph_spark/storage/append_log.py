@@ -108,6 +108,41 @@ def _scan(dataset: LanceDataset, columns: list[str], newest: int | None) -> pa.T
     return dataset.scanner(columns=columns, fragments=chosen[::-1], scan_in_order=True).to_table()
 
 
+def is_whole(storage: Storage, log: AppendLog, branch: str | None, version: int) -> bool:
+    """Tell whether all rows of one version of a log can be read."""
+    try:
+        dataset = storage.dataset(log.location, branch, version)
+        with translated(f"Reading version {version} of {log.location}"):
+            _scan(dataset, log.schema.names, None)
+    except StorageError:
+        return False
+    return True
+
+
+def salvaged(storage: Storage, log: AppendLog, branch: str | None) -> pa.Table:
+    """Return the rows of a damaged log that can be read: of each fragment that is whole.
+
+    They are those of its newest version; where that can't even be opened, there are none.
+    """
+    tables = [log.schema.empty_table()]
+    try:
+        dataset = storage.dataset(log.location, branch)
+        with translated(f"Listing the fragments of {log.location}"):
+            fragments = dataset.get_fragments()
+    except StorageError:
+        return tables[0]
+    for fragment in fragments:
+        if any(file.base_id is not None for file in fragment.metadata.files):
+            continue
+        try:
+            with translated(f"Reading a fragment of {log.location}"):
+                scanner = dataset.scanner(columns=log.schema.names, fragments=[fragment])
+                tables.append(scanner.to_table().cast(log.schema))
+        except StorageError as error:
+            _log.warning("rows of %s are lost: %s", log.location, error)
+    return pa.concat_tables(tables)
+
+
 def append(storage: Storage, log: AppendLog, rows: pa.Table, branch: str | None = None) -> None:
     """Append rows in one commit, making the log where it isn't there; safe among other appenders.
 

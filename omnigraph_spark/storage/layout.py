@@ -20,6 +20,7 @@ OWN_DATASETS = frozenset(
 """The datasets that the graph itself keeps, beside those of its tables."""
 RECOVERY = "__recovery"
 STAGING = "__staging"
+DAMAGED = "__damaged"
 SCHEMA_PG = "_schema.pg"
 SCHEMA_IR = "_schema.ir.json"
 SCHEMA_STATE = "__schema_state.json"

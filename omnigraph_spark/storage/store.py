@@ -406,7 +406,9 @@ def newest_version(dataset_folder: str) -> int | None:
     isn't there. That alone doesn't do: a cleanup may have taken the successor away and left newer
     ones. So the folder must not have changed later than a second after this version was written:
     whoever removes a version that was made within that second, and keeps one before and one after
-    it, is no cleanup (PROTOCOL 27). Folders whose times say nothing are listed.
+    it, is no cleanup (PROTOCOL 27). And its predecessor must be there: a process that slept over a
+    cleanup gives a number away again, far below the newest, and its hint is as new as its file.
+    Folders whose times say nothing are listed.
     """
     folder = os.path.join(dataset_folder, "_versions")
     version = _hinted(folder)
@@ -422,6 +424,8 @@ def newest_version(dataset_folder: str) -> int | None:
             version += 1
         else:
             return None
+        if version > 1:
+            os.stat(_path(folder, version - 1))
         changed = os.stat(folder).st_mtime_ns  # after the look for the successor
     except OSError:
         return None

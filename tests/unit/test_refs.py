@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from omnigraph_spark.refs.refs import Resolved
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 from tests.support import graphs
-from tests.support.writes import PERSON, Died, die, new_graph, write
+from tests.support.writes import PERSON, Died, die, ids, new_graph, write
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,18 @@ def test_a_time_means_the_last_commit_at_or_before_it(storage: Storage) -> None:
 
 
 def test_a_time_after_the_last_commit_means_the_head(storage: Storage) -> None:
-    assert refs.resolve(storage, "dev", timestamp_as_of="2999-01-01Z") == Resolved("dev", None)
+    assert refs.resolve(storage, "dev", timestamp_as_of="2999-01-01Z") == Resolved("dev", 8)
+
+
+def test_a_publish_while_a_time_is_looked_up_is_not_read(tmp_path: Path) -> None:
+    storage = new_graph(Storage.at(str(tmp_path / "g")), [PERSON])
+    head = load(storage).graph_version
+    asked = datetime.now(timezone.utc).isoformat()
+    found = refs.resolve(storage, timestamp_as_of=asked)
+    ref = refs.named(storage, f"main@{asked}")
+    write(storage, {PERSON: ["late"]})
+    assert found == ref == refs.resolve(storage, timestamp_as_of=asked) == Resolved("main", head)
+    assert "late" not in ids(storage, PERSON, found.version)
 
 
 def test_a_time_before_the_first_commit_is_refused_and_the_first_is_named(
@@ -176,7 +187,7 @@ def test_a_publish_without_a_row_in_the_lineage_counts_by_its_time(tmp_path: Pat
     told = commits.complete(storage, "main", head)[-1]
     assert told.manifest_version == head
     assert commits.read_commits(storage)[-1].manifest_version < head
-    assert refs.resolve(storage, timestamp_as_of=told.created_at.isoformat() + "Z").version is None
+    assert refs.resolve(storage, timestamp_as_of=told.created_at.isoformat() + "Z").version == head
     at = refs.named(storage, f"main@{(told.created_at - timedelta(microseconds=1)).isoformat()}Z")
     assert at == Resolved("main", commits.read_commits(storage)[-1].manifest_version)
 

@@ -29,6 +29,7 @@ from omnigraph_spark.errors import (
     PublishOutcomeUnknown,
     RowConflictError,
     RowLevelCasContention,
+    StorageError,
     TableNotFoundError,
 )
 from omnigraph_spark.history import commits, init, runs
@@ -357,7 +358,11 @@ class _Write:
             return
         self._run_started = True
         plan = self._plan
-        head = commits.head(plan.storage, plan.branch)
+        head = None
+        try:
+            head = commits.head(plan.storage, plan.branch)
+        except StorageError as error:  # the registry is a diary: a damaged lineage stops no write
+            _log.warning("write %s: the lineage can't be read: %s", plan.publish_id, error)
         runs.start_run(
             plan.storage,
             run_id=plan.publish_id,
