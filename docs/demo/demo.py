@@ -1,7 +1,7 @@
 """Read a graph of the OmniGraph engine, copy it in one commit, extend it, look back (`make demo`).
 
-Works on a graph of 15 node types and 34 edge types in `tests/data`. Leaves nothing behind but what it
-prints.
+Works on a graph of 15 node types and 34 edge types in `tests/data`. Leaves nothing behind but
+what it prints.
 """
 
 from __future__ import annotations
