@@ -1,5 +1,5 @@
 # Each target builds the environment that it needs: .venv has the newest PySpark 4, .venv-4.0 the oldest
-# versions that the tests have run on. Needed: Python 3.10+ and Java 17+ (.ci/prerequisites looks).
+# versions that the tests have run on. Needed: Python 3.11+ and Java 17+ (.ci/prerequisites looks).
 PYTHON ?= python3
 # Long, without Spark, and about Lance, whose oldest version is the newest that the bounds admit. What is
 # about Arrow, DuckDB and plain objects runs on their oldest versions too.
@@ -11,6 +11,7 @@ FLOORS = pyspark==4.0.2 pylance==14.0.2 pyarrow==25.0.1 obstore==0.11.1 duckdb==
 VENV = .venv
 VENV_40 = .venv-4.0
 VENV_CONNECT = .venv-connect
+VENV_SITE = .venv-site
 # Test files are shared out between two processes, each with a Spark of its own (ARGS=-n0: one), in
 # their order: those with few tests, put last, would keep one process waiting for the other.
 PYTEST = -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -21,7 +22,7 @@ in_venv = PYSPARK_PYTHON=$(CURDIR)/$(1)/bin/python $(1)/bin/python
 install = $(PYTHON) -m venv $(1) && $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-floors test-rounds test-connect test-all lint type format docs bench chaos clean
+.PHONY: help demo test test-floors test-rounds test-connect test-wheel test-all lint type format docs site bench chaos clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -51,6 +52,9 @@ test-rounds: $(VENV)/.ready  ## random sequences, races of upserts and of delete
 test-connect: $(VENV_CONNECT)/.ready  ## Spark Connect, with what pyspark[connect] needs
 	$(call in_venv,$(VENV_CONNECT)) -m pytest tests/spark/test_connect.py $(ARGS)
 
+test-wheel: $(VENV)/.ready  ## build wheel and sdist, install them in clean environments, run the quickstart
+	.ci/wheel $(PYTHON) $(filter pyarrow==%,$(FLOORS)) $(filter pyspark==%,$(FLOORS)) 'pyspark>=4,<5'
+
 test-all:  ## all four
 	$(MAKE) test
 	$(MAKE) test-rounds
@@ -68,8 +72,11 @@ format: $(VENV)/.ready  ## let ruff mend and format
 type: $(VENV)/.ready  ## mypy, strict
 	$(VENV)/bin/mypy
 
-docs: $(VENV)/.ready  ## write the generated tables of README.md and docs/ again
+docs: $(VENV)/.ready  ## write the generated tables of docs/ again
 	$(call in_venv,$(VENV)) docs/generate.py
+
+site: $(VENV_SITE)/.ready  ## the documentation site, in build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(VENV_SITE)/bin/mkdocs build --quiet --strict
 
 bench: $(VENV)/.ready  ## measure beside Parquet, pylance and the API's own ceiling
 	$(call in_venv,$(VENV)) benchmarks/bench.py $(ARGS)
@@ -83,7 +90,7 @@ chaos: $(VENV)/.ready  ## kill writers and break stores; ARGS=--mutations plants
 	$(call in_venv,$(VENV)) -m tests.chaos $(ARGS)
 
 clean:  ## remove the environments and what tests and tools left behind
-	rm -rf $(VENV) $(VENV_40) $(VENV_CONNECT) .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse build dist
+	rm -rf $(VENV) $(VENV_40) $(VENV_CONNECT) $(VENV_SITE) .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready: pyproject.toml
@@ -102,4 +109,11 @@ $(VENV_CONNECT)/.ready: pyproject.toml Makefile
 	@.ci/prerequisites $(PYTHON)
 	@echo "building $(VENV_CONNECT) (a few minutes the first time) …"
 	@$(call install,$(VENV_CONNECT)) --editable '.[test]' 'pyspark[connect]'
+	@touch $@
+
+# The package isn't installed here: the reference is read from the sources.
+$(VENV_SITE)/.ready: pyproject.toml Makefile
+	@.ci/prerequisites $(PYTHON)
+	@echo "building $(VENV_SITE) …"
+	@$(call install,$(VENV_SITE)) 'mkdocs-material==9.*' 'mkdocstrings[python]>=1.0'
 	@touch $@

@@ -1,4 +1,4 @@
-"""Write the tables that come from the code into README.md and docs/ again (`make docs`).
+"""Write the tables that come from the code into docs/ again (`make docs`).
 
 A test fails when they differ, so nobody has to remember to run this.
 """
@@ -22,9 +22,9 @@ SOURCE = re.compile(r" \((?:DESIGN|FACTS|FORMAT|PROTOCOL|seed)[^)]*\)")
 def generated() -> dict[Path, str]:
     """Return each file that has a generated table, with its text as it should be."""
     tables = {
-        "README.md": ("options", options.markdown_table()),
+        "docs/options.md": ("options", options.markdown_table()),
         "docs/errors.md": ("errors", error_table()),
-        "docs/architecture.md": ("modules", module_table()),
+        "docs/internals/architecture.md": ("modules", module_table()),
     }
     return {
         PROJECT / name: replace_between((PROJECT / name).read_text(encoding="utf-8"), *table)

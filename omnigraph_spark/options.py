@@ -1,7 +1,7 @@
 """Every option of the data source, declared once: name, type, default, unit, help.
 
 `ReadOptions` and `WriteOptions` are built on the driver from Spark's option map, whose keys arrive
-in lower case (FACTS 14). The README's table is `markdown_table()`; a test fails on drift.
+in lower case (FACTS 14). The table of docs/options.md is `markdown_table()`; a test fails on drift.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _unknown(key: str) -> OptionError:
     names = ", ".join(_BY_KEY[n].name for n in near)
     return OptionError(
         f"Unknown option {key[:60]!r}",
-        hint=f"Did you mean {names}?" if names else "The README lists all options",
+        hint=f"Did you mean {names}?" if names else "docs/options.md lists all options",
     )
 
 
@@ -387,7 +387,7 @@ def _refuse_unbuilt(parsed: Parsed) -> None:
 
 
 def markdown_table() -> str:
-    """Return the option table of the README."""
+    """Return the table of docs/options.md."""
     rows = ["| option | for | default | meaning |", "|---|---|---|---|"]
     for option in OPTIONS:
         default = "" if option.default is None else f"`{option.default}`"

@@ -15,5 +15,7 @@ def engine() -> Engine:
     """The original engine; without it these tests are skipped."""
     program = os.environ.get("OMNIGRAPH_ENGINE")
     if program is None:
-        pytest.skip("OMNIGRAPH_ENGINE names no engine: docs/development.md says how to build one")
+        pytest.skip(
+            "OMNIGRAPH_ENGINE names no engine: docs/internals/development.md says how to build one"
+        )
     return Engine(Path(program))

@@ -1,7 +1,8 @@
-"""The README's and docs' examples, run as they stand there."""
+"""The examples of the README, the docs and `examples/`, run as they are written there."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -145,3 +146,53 @@ def test_the_examples_of_the_branches_page_run_one_after_the_other(
     spark.sql("DROP VIEW changes")
     made = OmniGraph.for_path(spark, graph)
     assert sorted(row.id for row in made.table("Person").collect()) == ["Ada", "Alan", "Grace"]
+
+
+@pytest.fixture
+def quickstart(spark: SparkSession, local_store: Store, tmp_path: Path) -> dict[str, Any]:
+    """What the first two sections of the quickstart define."""
+    (tmp_path / "people.csv").write_text("name,age\nAda,36\nGrace,45\n")
+    (tmp_path / "knows.csv").write_text("src,dst,since\nAda,Grace,1950\n")
+    names = {"spark": spark, "uri": local_store.uri("quick"), "folder": str(tmp_path)}
+    run_python("docs/quickstart.md", "Load two CSV files", names)
+    return run_python("docs/quickstart.md", "Query it", names)
+
+
+def test_the_quickstart_goes_from_csv_files_to_a_merged_branch(quickstart: dict[str, Any]) -> None:
+    assert [(row.src, row.dst) for row in quickstart["pairs"].select("src", "dst").collect()] == [
+        ("Ada", "Grace")
+    ]
+    run_python("docs/quickstart.md", "Change it", quickstart)
+    run_python("docs/quickstart.md", "Try something on a branch", quickstart)
+    rows = quickstart["graph"].table("Person").orderBy("id").collect()
+    assert [(row.id, row.age) for row in rows] == [
+        ("Ada", 37),
+        ("Alan", 41),
+        ("Edsger", 72),
+        ("Grace", 45),
+    ]
+
+
+def test_the_pages_on_reading_writing_and_graphframes_run(
+    spark: SparkSession, quickstart: dict[str, Any]
+) -> None:
+    names = {"spark": spark, "uri": quickstart["uri"], "OmniGraph": OmniGraph}
+    run_python("docs/reading.md", "Reading", names)
+    assert sorted(row.id for row in names["adults"].collect()) == ["Ada", "Grace"]
+    names["newcomers"] = spark.createDataFrame([("Kay", 1)], "name STRING, age INT")
+    run_python("docs/writing.md", "Writing", names)
+    run_python("docs/graphframes.md", "GraphFrames", names)
+    ranks = OmniGraph.for_path(spark, str(names["uri"])).table("Person").select("id", "rank")
+    assert {row.id: row.rank for row in ranks.collect()} == {"Ada": 1.0, "Grace": 1.0, "Kay": 1.0}
+
+
+@pytest.mark.parametrize(
+    "notebook", sorted((PROJECT / "examples").glob("*.ipynb")), ids=lambda path: path.stem
+)
+def test_the_notebooks_run(spark: SparkSession, local_store: Store, notebook: Path) -> None:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    names: dict[str, Any] = {"spark": spark, "uri": local_store.uri(notebook.stem)}
+    for cell in cells:
+        if cell["cell_type"] == "code" and "setup" not in cell["metadata"].get("tags", []):
+            exec("".join(cell["source"]), names)
+    assert names["done"] is True

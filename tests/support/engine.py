@@ -1,6 +1,6 @@
 """The original engine as a program: what it says of a graph, and writes of its own.
 
-Its command line is built once from its published source (`docs/development.md` says how);
+Its command line is built once from its published source (`docs/internals/development.md` says how);
 `OMNIGRAPH_ENGINE` names the program.
 """
 

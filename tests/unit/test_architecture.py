@@ -1,4 +1,4 @@
-"""The rules of docs/architecture.md, checked on the source: sizes, imports, and docs that match."""
+"""The rules of docs/internals/architecture.md, checked on the source: sizes, imports, and docs that match."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def _raises_or_uses(handler: ast.ExceptHandler) -> bool:
 
 
 def test_the_generated_tables_of_the_docs_are_up_to_date() -> None:
-    """The option table of README.md and the codes of docs/errors.md."""
+    """The table of docs/options.md and the codes of docs/errors.md."""
     check = subprocess.run(
         [sys.executable, str(PROJECT / "docs" / "generate.py"), "--check"],
         cwd=PROJECT,
