@@ -72,7 +72,8 @@ OPTIONS: tuple[Option, ...] = (
            " it"),
     Option("columns", names, None, (READ,),
            "comma list of columns to read (Spark can't push a projection into a Python source)"),
-    Option("filter", text, None, (READ,), "Lance SQL predicate, AND-ed with what Spark pushes"),
+    Option("filter", text, None, (READ,),
+           "predicate that Lance answers; it means what `where` means, or is refused"),
     Option("metadataColumns", names, None, (READ,),
            "`_rowid`, `_row_created_at_version`, `_row_last_updated_at_version`"),
     Option("metadata", choice("tables", "history", "refs", "runs", "files", "indexes"), None,
@@ -90,7 +91,7 @@ OPTIONS: tuple[Option, ...] = (
            "change feed: to the last commit at or before this time"),
     Option("pushDownFilters", boolean, "false", (READ,),
            "let Spark 4.1+ push filters; only for a frame that one query uses once: Spark gives a"
-           " frame that is used again another query's rows (`filter` is always safe)"),
+           " frame that is used again another query's rows (`filter` has no such limit)"),
     Option("maxPartitionBytes", size, "128m", (READ,),
            "bytes per input partition: small fragments are packed, large ones split by rows"),
     Option("batchSize", integer(1), None, (READ,),

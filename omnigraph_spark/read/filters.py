@@ -18,21 +18,13 @@ nothing of Spark. It runs on the driver, once per planned scan.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
-
-from omnigraph_spark.errors import OptionError
-from omnigraph_spark.storage import lance_errors
-
-if TYPE_CHECKING:
-    from lance import LanceDataset
-
 
 MAX_LITERALS = 20_000
 """Literals that are pushed at most, over all filters of a scan (CASES C24)."""
@@ -102,19 +94,29 @@ def push(
 
 
 def conjunction(parts: Iterable[Predicate]) -> Predicate:
-    """Return the AND of predicates, as a balanced tree: a long chain overflows Lance's stack."""
+    """Return the AND of predicates."""
+    return _joined(parts, "AND", True)
+
+
+def either(parts: Iterable[Predicate]) -> Predicate:
+    """Return the OR of predicates."""
+    return _joined(parts, "OR", False)
+
+
+def _joined(parts: Iterable[Predicate], word: str, nothing: bool) -> Predicate:
+    """Join predicates as a balanced tree: a long chain overflows Lance's stack."""
     texts: list[str] = []
     for part in parts:
-        if part is False:
-            return False
         if isinstance(part, str):
             texts.append(f"({part})")
+        elif part is not nothing:
+            return not nothing
     while len(texts) > 1:
         paired = [
-            f"({left} AND {right})" for left, right in zip(texts[::2], texts[1::2], strict=False)
+            f"({left} {word} {right})" for left, right in zip(texts[::2], texts[1::2], strict=False)
         ]
         texts = paired + texts[len(paired) * 2 :]
-    return texts[0] if texts else True
+    return texts[0] if texts else nothing
 
 
 def quoted(name: str) -> str | None:
@@ -128,17 +130,18 @@ def _translate_all(
     """Return a filter's predicate for every table, None if one of them can't answer it exactly."""
     leaf, negated = _leaf(one)
     path = getattr(leaf, "attribute", None)
+    name, value = type(leaf).__name__, getattr(leaf, "value", None)
     if not isinstance(path, tuple) or len(path) != 1:
         return None
     translated: dict[str, Predicate] = {}
     for key, columns in tables.items():
         predicate: Predicate | None
         if path[0] == table_column:
-            predicate = _of_text(leaf, negated, key)
+            predicate = of_text(name, value, negated, key)
         elif path[0] in columns:
-            predicate = _of_column(leaf, negated, columns[path[0]])
+            predicate = of_column(name, value, negated, columns[path[0]])
         elif table_column is not None:
-            predicate = _of_missing(leaf, negated)
+            predicate = of_missing(name, value, negated)
         else:
             predicate = None
         if predicate is None:
@@ -159,27 +162,25 @@ def _count_literals(one: Any) -> int:
     return len(leaf.value) if type(leaf).__name__ == "In" else 1
 
 
-def _of_missing(leaf: Any, negated: bool) -> Predicate | None:
+def of_missing(name: str, value: Any, negated: bool) -> Predicate | None:
     """Return the predicate of a column that is null in every row of the table."""
-    name = type(leaf).__name__
     if name in ("IsNull", "IsNotNull"):
         return (name == "IsNull") != negated
     if name == "EqualNullSafe":
-        return (leaf.value is None) != negated
+        return (value is None) != negated
     known = name in _COMPARISONS or name in _TEXT_SEARCH or name == "In"
     return False if known else None
 
 
-def _of_text(leaf: Any, negated: bool, text: str) -> Predicate | None:
+def of_text(name: str, value: Any, negated: bool, text: str) -> Predicate | None:
     """Return whether a filter on `_table` holds for a table's key; text is ordered by bytes."""
-    name, value = type(leaf).__name__, getattr(leaf, "value", None)
     if name in ("IsNull", "IsNotNull"):
         return (name == "IsNotNull") != negated
     if name == "EqualNullSafe":
-        return (value == text) != negated
+        return bool((value == text) != negated)
     if name == "In":
-        values = tuple(leaf.value)
-        return False if negated and None in values else (text in values) != negated
+        values = tuple(value)
+        return False if negated and None in values else bool((text in values) != negated)
     if value is None:
         return False
     if not isinstance(value, str):
@@ -195,21 +196,23 @@ def _of_text(leaf: Any, negated: bool, text: str) -> Predicate | None:
         "StringEndsWith": own.endswith(other),
         "StringContains": other in own,
     }
-    return None if name not in answers else answers[name] != negated
+    return None if name not in answers else bool(answers[name] != negated)
 
 
-def _of_column(leaf: Any, negated: bool, field: pa.Field) -> Predicate | None:
-    """Return the predicate of a stored column, None where Lance might answer differently."""
+def of_column(name: str, value: Any, negated: bool, field: pa.Field) -> Predicate | None:
+    """Return the predicate of a stored column, None where Lance might answer differently.
+
+    `name` is that of Spark's filter class; `negated` asks for the rows for which it is false.
+    """
     column = quoted(field.name)
-    if column is None or not _comparable(field.type):
+    if column is None or not comparable(field.type):
         return None
-    name, value = type(leaf).__name__, getattr(leaf, "value", None)
     if name in ("IsNull", "IsNotNull"):
         return f"{column} IS NULL" if (name == "IsNull") != negated else f"{column} IS NOT NULL"
     if name == "EqualNullSafe":
         return _null_safe(column, value, negated, field.type)
     if name == "In":
-        return _in(column, tuple(leaf.value), negated, field.type)
+        return _in(column, tuple(value), negated, field.type)
     if value is None:
         return False
     if name in _TEXT_SEARCH:
@@ -218,35 +221,39 @@ def _of_column(leaf: Any, negated: bool, field: pa.Field) -> Predicate | None:
         return None
     if pa.types.is_boolean(field.type) and name != "EqualTo":
         return None
-    literal = _literal(value, field.type)
-    if literal is None:
+    said = literal(value, field.type)
+    if said is None:
         return None
-    operator = _COMPARISONS[name]
     if not negated:
-        return f"{column} {operator} {literal}"
-    return f"{column} IS NOT NULL AND {column} {_OPPOSITE[operator]} {literal}"
+        return f"{column} {sign(name, False)} {said}"
+    return f"{column} IS NOT NULL AND {column} {sign(name, True)} {said}"
+
+
+def sign(name: str, negated: bool) -> str:
+    """Return the sign of a comparison, or of its opposite."""
+    return _OPPOSITE[_COMPARISONS[name]] if negated else _COMPARISONS[name]
 
 
 def _null_safe(column: str, value: Any, negated: bool, kind: pa.DataType) -> Predicate | None:
     if value is None:
         return f"{column} IS NOT NULL" if negated else f"{column} IS NULL"
-    literal = _literal(value, kind)
-    if literal is None:
+    said = literal(value, kind)
+    if said is None:
         return None
     if negated:
-        return f"{column} IS NULL OR {column} <> {literal}"
-    return f"{column} IS NOT NULL AND {column} = {literal}"
+        return f"{column} IS NULL OR {column} <> {said}"
+    return f"{column} IS NOT NULL AND {column} = {said}"
 
 
 def _in(column: str, values: Sequence[Any], negated: bool, kind: pa.DataType) -> Predicate | None:
     if negated and None in values:
         return False  # x NOT IN (…, NULL) is never true
-    literals = [_literal(value, kind) for value in values if value is not None]
-    if any(literal is None for literal in literals):
+    literals = [literal(value, kind) for value in values if value is not None]
+    if any(one is None for one in literals):
         return None
     if not literals:
         return None if negated else False
-    listed = ", ".join(str(literal) for literal in literals)
+    listed = ", ".join(str(one) for one in literals)
     if negated:
         return f"{column} IS NOT NULL AND {column} NOT IN ({listed})"
     return f"{column} IN ({listed})"
@@ -255,19 +262,19 @@ def _in(column: str, values: Sequence[Any], negated: bool, kind: pa.DataType) ->
 def _text_search(
     function: str, column: str, value: Any, negated: bool, kind: pa.DataType
 ) -> Predicate | None:
-    literal = _literal(value, kind) if _is_text(kind) else None
-    if literal is None:
+    said = literal(value, kind) if _is_text(kind) else None
+    if said is None:
         return None
     if negated:
-        return f"{column} IS NOT NULL AND NOT {function}({column}, {literal})"
-    return f"{function}({column}, {literal})"
+        return f"{column} IS NOT NULL AND NOT {function}({column}, {said})"
+    return f"{function}({column}, {said})"
 
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _comparable(kind: pa.DataType) -> bool:
+def comparable(kind: pa.DataType) -> bool:
     """Tell whether Lance and Spark order and equate all values of a type alike."""
     return bool(
         _is_text(kind)
@@ -281,10 +288,10 @@ def _comparable(kind: pa.DataType) -> bool:
     )
 
 
-def _literal(value: Any, kind: pa.DataType) -> str | None:
+def literal(value: Any, kind: pa.DataType) -> str | None:
     """Return a value as SQL of exactly the column's type, None where that type can't hold it."""
     if _is_text(kind):
-        return _text(value)
+        return text_literal(value)
     if pa.types.is_boolean(kind):
         return str(value).lower() if isinstance(value, bool) else None
     if pa.types.is_integer(kind):
@@ -306,7 +313,8 @@ def _literal(value: Any, kind: pa.DataType) -> str | None:
     return None
 
 
-def _text(value: Any) -> str | None:
+def text_literal(value: Any) -> str | None:
+    """Return text as SQL, None where Lance can't be given it."""
     if not isinstance(value, str) or "\x00" in value:
         return None
     try:
@@ -374,66 +382,3 @@ def _moment(value: Any, arrow_type: str, micros: int, zoned: bool) -> str | None
     if total % micros:
         return None
     return f"arrow_cast(cast('{total // micros}' as bigint), '{arrow_type}')"
-
-
-_SHOWN = 60
-# What brackets don't count in: text, names, comments. A quote inside is doubled.
-_OPAQUE = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|--[^\n]*|/\*.*?\*/", re.DOTALL)
-
-
-def enclosed(text: str | None) -> str | None:
-    """Return the predicate so that more can be AND-ed to it (it may end in a comment)."""
-    return None if text is None else f"({text}\n)"
-
-
-def fitting_tables(text: str, datasets: Mapping[str, LanceDataset]) -> set[str]:
-    """Return the tables that have all columns which the filter names; the others give no rows.
-
-    Raises:
-        OptionError: the filter is no predicate, doesn't go with a table's types, or names a column
-            that no table has.
-    """
-    _check_brackets(text)
-    fitting: set[str] = set()
-    missing = None
-    for key, dataset in datasets.items():
-        try:
-            dataset.scanner(filter=enclosed(text), columns=["_rowid"]).explain_plan()
-        except BaseException as error:  # a Rust panic is no Exception (FACTS 16)
-            if not isinstance(error, Exception) and not lance_errors.is_panic(error):
-                raise
-            found = lance_errors.first_sentence(str(error))
-            if not lance_errors.is_unknown_column(error):
-                raise _refused(f"Option filter doesn't work on {key}", found) from error
-            missing = found.partition(". Valid fields")[0]
-        else:
-            fitting.add(key)
-    if missing is not None and not fitting:
-        names = dict.fromkeys(name for one in datasets.values() for name in one.schema.names)
-        raise OptionError(
-            "Option filter names a column that isn't there",
-            expected=f"stored columns: {', '.join([*names][:_SHOWN])}",
-            found=missing,
-            hint="_table, and columns that Spark computes, can be filtered with Spark",
-        )
-    return fitting
-
-
-def _check_brackets(text: str) -> None:
-    """Refuse text whose brackets close what they didn't open: Lance ignores what follows them."""
-    depth = 0
-    for character in _OPAQUE.sub(" ", text):
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if depth < 0:
-            break
-    if depth != 0 or not text.strip():
-        raise _refused("Option filter is no predicate", repr(text[:120]))
-
-
-def _refused(what: str, found: str) -> OptionError:
-    return OptionError(
-        what,
-        expected="a predicate in Lance's SQL over stored columns: age > 30 AND name = 'ann'",
-        found=found,
-        hint="Put odd names in backticks; what Lance can't say can be filtered with Spark",
-    )

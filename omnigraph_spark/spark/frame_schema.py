@@ -15,10 +15,12 @@ import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
 from omnigraph_spark import schema as engine_schema
+from omnigraph_spark.arrow.frame_batches import TABLE
 from omnigraph_spark.errors import OmnigraphError, OptionError, SchemaMismatchError, StorageError
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.options import ReadOptions
-from omnigraph_spark.read import plan
+from omnigraph_spark.read import plan, user_filter
+from omnigraph_spark.read.filters import Predicate
 from omnigraph_spark.schema import EngineSchema
 from omnigraph_spark.spark import field_metadata, frames, spark_types
 from omnigraph_spark.storage import layout
@@ -87,6 +89,8 @@ class FrameColumns:
     whole_graph: bool
     fields: Mapping[str, Mapping[str, pa.Field]]
     metadata: tuple[str, ...]
+    filters: Mapping[str, Predicate]
+    """What the option `filter` keeps of each table."""
 
     @property
     def tables(self) -> list[str]:
@@ -114,6 +118,7 @@ class FrameColumns:
             SchemaMismatchError: a column isn't the frame's, or has another type there, or is
             declared
                 not null and may be null.
+            OptionError: the option `filter` isn't one that Lance answers as Spark's `where` does.
             StorageError: a table isn't there, or the store failed.
         """
         known = table_schemas or stored_schemas(storage, snapshot, options.table)
@@ -127,7 +132,32 @@ class FrameColumns:
                 for key, columns in frame.columns.items()
             },
             metadata=tuple(name for name in METADATA_COLUMNS if name in names),
+            filters=_filters(known, options),
         )
+
+
+def _filters(schemas: Mapping[str, pa.Schema], options: ReadOptions) -> dict[str, Predicate]:
+    if options.filter is None:
+        return dict.fromkeys(schemas, True)
+    asked = {name.lower() for name in user_filter.named_columns(options.filter)}
+    stored = {name for schema in schemas.values() for name in schema.names}
+    wanted = asked | {name for name in stored if name.lower() in asked}
+    # `age__int` is one table's `age`.
+    wanted |= {
+        f"{name}__" for name in stored if any(a.startswith(f"{name}__".lower()) for a in asked)
+    }
+    whole_graph = options.table is None
+    found = _Frame(schemas, whole_graph, wanted, None).columns
+    known = {name for columns in found.values() for name in columns}
+    missing = {name for name in wanted & stored if name not in known}
+    tables = {
+        key: {
+            **columns,
+            **{name: schemas[key].field(name) for name in missing & {*schemas[key].names}},
+        }
+        for key, columns in found.items()
+    }
+    return user_filter.predicates(options.filter, tables, TABLE if whole_graph else None)
 
 
 class _Frame:

@@ -68,6 +68,7 @@ class OmnigraphReader(DataSourceReader):
         Raises:
             TableNotFoundError: the snapshot has no such table.
             SchemaMismatchError: the schema has a column that the frame hasn't, or of another type.
+            OptionError: the option `filter` isn't one that Lance answers as Spark's `where` does.
             StorageError: a table isn't there, or the store failed.
         """
         self._storage = storage
@@ -100,17 +101,10 @@ class OmnigraphReader(DataSourceReader):
         """Plan the read; on the driver, once per action, from metadata of the tables that are left.
 
         Raises:
-            OptionError: the option `filter` is malformed, or names a column that no table has.
             StorageError: a table isn't there, or the store failed.
         """
-        left = [entry for key, entry in self._entries.items() if self._predicates[key] is not False]
-        # A filter of the user's is checked against every table, so that a pruned one can't hide a
-        # wrong name.
-        needed = left if self._options.filter is None else [*self._entries.values()]
-        datasets = plan.open_tables(self._storage, needed)
-        if self._options.filter is not None:
-            fitting = filters.fitting_tables(self._options.filter, datasets)
-            left = [entry for entry in left if entry.table_key in fitting]
+        left = [entry for key, entry in self._entries.items() if self._kept(key) is not False]
+        datasets = plan.open_tables(self._storage, left)
         filtered = {entry.table_key: self._filter(entry.table_key) is not None for entry in left}
         shares = {key: self._share(key, datasets[key]) for key in filtered}
         planned = plan.plan(left, datasets, self._options.max_partition_bytes, filtered, shares)
@@ -161,7 +155,7 @@ class OmnigraphReader(DataSourceReader):
                 offset, limit = start, end - start
             else:
                 first = scan.fragments[0] << 32
-                where = _both(where, f"_rowaddr >= {first + start} AND _rowaddr < {first + end}")
+                where = f"({where}) AND (_rowaddr >= {first + start} AND _rowaddr < {first + end})"
         rows = self._options.batch_size
         fragments = fragments_of(dataset, scan)
         return dataset.scanner(
@@ -190,11 +184,13 @@ class OmnigraphReader(DataSourceReader):
 
     def _filter(self, key: str) -> str | None:
         """Return all that a row of the table must satisfy as Lance's SQL, None for nothing."""
-        predicate = self._predicates[key]
-        assert predicate is not False
-        return _both(
-            filters.enclosed(self._options.filter), predicate if predicate is not True else None
-        )
+        kept = self._kept(key)
+        assert kept is not False
+        return None if kept is True else str(kept)
+
+    def _kept(self, key: str) -> filters.Predicate:
+        """Return what the option `filter` and Spark's own filters keep of a table."""
+        return filters.conjunction((self._columns.filters[key], self._predicates[key]))
 
     def _framed(
         self, batch: pa.RecordBatch, target: pa.Schema, key: str, stored: pa.Schema
@@ -224,9 +220,3 @@ class _PushFilters:
 
     def __call__(self, spark_filters: list[Any]) -> Iterable[Any]:
         return self._reader.push(spark_filters)
-
-
-def _both(left: str | None, right: str | None) -> str | None:
-    if left is None or right is None:
-        return left or right
-    return f"({left}) AND ({right})"
