@@ -98,6 +98,9 @@ OPTIONS: tuple[Option, ...] = (
            "rows per Arrow batch; without it batches are sized by bytes"),
     Option("writeMode", choice("append", "overwrite", "merge", "delete"), None, (WRITE,),
            "what `.mode()` says; `merge`: upsert by `id`, all or some properties; `delete`: by `id`"),
+    Option("overwriteEmpty", boolean, "false", (WRITE,),
+           "an overwrite by a whole-graph frame that was read empties the tables that it has no rows"
+           " of; without it those stay as they are"),
     Option("endpoints", pairs("Knows: Person -> Person"), None, (WRITE,),
            "ends of edge tables that are created: `Knows: Person -> Person, WorksAt: Person ->"
            " Company`"),
@@ -289,6 +292,7 @@ class WriteOptions:
     integrity: str
     merge_schema: bool
     on_delete: str
+    overwrite_empty: bool
     bad_records_path: str | None
     branch_from: str | None
     actor: str | None
@@ -320,6 +324,8 @@ class WriteOptions:
         mode = _mode(parsed.get("writeMode"), overwrite)
         if parsed.get("onDelete") == "cascade" and mode != "delete":
             raise OptionError("onDelete goes with writeMode delete", hint="Leave it out")
+        if parsed.get("overwriteEmpty") and mode != "overwrite":
+            raise OptionError("overwriteEmpty goes with overwrite", hint="Leave it out")
         return cls(
             path=path,
             table=parsed.get("table"),
@@ -335,6 +341,7 @@ class WriteOptions:
             else option_rules.WRITTEN,
             merge_schema=parsed.get("mergeSchema"),
             on_delete=parsed.get("onDelete"),
+            overwrite_empty=parsed.get("overwriteEmpty"),
             bad_records_path=parsed.get("badRecordsPath"),
             branch_from=parsed.get("branchFrom"),
             actor=parsed.get("actor"),

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.history import commits, runs
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.read.publish_notes import read_notes
 from omnigraph_spark.refs import refs
+from omnigraph_spark.schema.model import EdgeType
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.relocation import open_for_reading
@@ -40,6 +42,8 @@ SCHEMAS: dict[str, pa.Schema] = {
         ("row_count", _NUMBER, False),
         ("location", _TEXT, False),
         ("dataset_version", _NUMBER, False),
+        ("src_type", _TEXT, True),
+        ("dst_type", _TEXT, True),
     ),
     "history": _schema(
         ("version", _NUMBER, False),
@@ -107,8 +111,11 @@ def read(kind: str, storage: Storage, snapshot: Snapshot) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=SCHEMAS[kind])
 
 
-def _tables(_storage: Storage, snapshot: Snapshot) -> Iterator[dict[str, Any]]:
+def _tables(storage: Storage, snapshot: Snapshot) -> Iterator[dict[str, Any]]:
+    """Yield the tables; of an edge table also the node types that the schema files name as ends."""
+    known = engine_schema.read_if_sound(storage)
     for entry in snapshot.tables.values():
+        type_of = None if known is None else known.of_table(entry.table_key)
         yield {
             "table_key": entry.table_key,
             "version": snapshot.graph_version,
@@ -116,6 +123,8 @@ def _tables(_storage: Storage, snapshot: Snapshot) -> Iterator[dict[str, Any]]:
             "row_count": entry.row_count,
             "location": entry.location,
             "dataset_version": entry.table_version,
+            "src_type": type_of.source if isinstance(type_of, EdgeType) else None,
+            "dst_type": type_of.target if isinstance(type_of, EdgeType) else None,
         }
 
 

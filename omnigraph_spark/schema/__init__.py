@@ -1,6 +1,14 @@
 """The engine's schema files: `_schema.pg`, `_schema.ir.json`, `__schema_state.json`."""
 
-from omnigraph_spark.schema.files import add_types, agree, change, read, repair, types_to_add
+from omnigraph_spark.schema.files import (
+    add_types,
+    agree,
+    change,
+    read,
+    read_if_sound,
+    repair,
+    types_to_add,
+)
 from omnigraph_spark.schema.ir import ir_json, state_json
 from omnigraph_spark.schema.model import EdgeType, EngineSchema, NodeType, Property, of_arrow
 from omnigraph_spark.schema.pg import parse_pg, render_pg
@@ -17,6 +25,7 @@ __all__ = [
     "of_arrow",
     "parse_pg",
     "read",
+    "read_if_sound",
     "render_pg",
     "repair",
     "state_json",

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from omnigraph_spark.errors import (
     CorruptManifestError,
+    OmnigraphError,
     SchemaMismatchError,
     StorageError,
     UnsupportedError,
@@ -59,6 +60,21 @@ def read(storage: Storage) -> EngineSchema | None:
         if ir_text is None or state is None or ir.state_hash(state) != ir.ir_hash(ir_text):
             raise
         return parse_ir(ir_text)
+
+
+def read_if_sound(storage: Storage) -> EngineSchema | None:
+    """Return the schema of a graph for a read, which works without it: damage doesn't stop that.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    try:
+        return read(storage)
+    except StorageError:
+        raise
+    except OmnigraphError as error:
+        _log.warning("Keys, ends and enums are unknown, the schema files can't be read: %s", error)
+        return None
 
 
 def add_types(storage: Storage, new: EngineSchema) -> None:

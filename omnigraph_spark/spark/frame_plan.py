@@ -6,6 +6,7 @@ definitions, else to those that the graph has (DESIGN 2).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.manifest.snapshot import Snapshot, load
 from omnigraph_spark.options import WriteOptions
+from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.schema.property_types import EngineType
 from omnigraph_spark.spark import field_metadata, frames, merge_schema, spark_types
 from omnigraph_spark.spark.field_metadata import ReadMark
@@ -40,6 +42,7 @@ from omnigraph_spark.write.plan import (
 from omnigraph_spark.write.reads import ReadFrom
 from omnigraph_spark.write.tasks.routing import Routing
 
+_log = logging.getLogger(__name__)
 _ENDS = ("src", "dst")
 _BOTH_FORMS = (
     "Write one table: .option('table', 'node:Person'). Or write a whole graph: a frame with the "
@@ -51,15 +54,46 @@ _BOTH_FORMS = (
 class FramePlan:
     """A write's plan and where its rows go; plain data, picklable.
 
-    `lists_tables` is False for a whole-graph frame that lost its definitions: then the tables that
-    `_table` names in its rows are the ones written. `demanded` are the tables that
+    `named` are the tables that are written whether they have rows or not: the user named them. Of
+    the others those are that the rows name. `copied` had no rows where the frame was read; they are
+    made if the frame still has rows of all others. `demanded` are the tables that
     `expectedTableVersions` names.
     """
 
     plan: WritePlan
     routing: Routing
-    lists_tables: bool = True
+    named: frozenset[str]
+    copied: frozenset[str] = frozenset()
     demanded: frozenset[str] = frozenset()
+
+    def narrowed(self, found: Collection[str]) -> WritePlan:
+        """Return the plan of the tables that are written, `found` being those that have rows."""
+        plan = self.plan
+        wanted = {*found, *self.named}
+        if self.copied and {*plan.targets} - self.copied <= wanted:
+            wanted |= {key for key in self.copied if plan.targets[key].mode == CREATE}
+        for edge in plan.new_types.edges.values():
+            if edge.table_key in wanted:  # a new edge type brings the types that it ends at
+                ends = {layout.table_key(layout.NODE, end) for end in (edge.source, edge.target)}
+                wanted |= {key for key in ends & {*plan.targets} if self._is_new(key)}
+        left = sorted({*plan.targets} - wanted)
+        if not left:
+            return plan
+        _log.info(
+            "write %s leaves %s as they are: the frame has no rows of them",
+            plan.publish_id,
+            ", ".join(left),
+        )
+        return replace(
+            plan,
+            targets={key: target for key, target in plan.targets.items() if key in wanted},
+            expected={k: v for k, v in plan.expected.items() if k in wanted | self.demanded},
+            new_types=EngineSchema.of(t for t in plan.new_types.types() if t.table_key in wanted),
+            new_properties={k: v for k, v in plan.new_properties.items() if k in wanted},
+        )
+
+    def _is_new(self, key: str) -> bool:
+        return self.plan.targets[key].mode == CREATE
 
 
 def plan_frame(
@@ -91,6 +125,7 @@ def plan_frame(
     return FramePlan(
         _plan_tables(storage, snapshot, options, {key: schema}, {key: declared or schema}, None),
         Routing(single=key),
+        frozenset({key}),
     )
 
 
@@ -120,13 +155,19 @@ def restored(plan: WritePlan, schema: StructType) -> FramePlan:
     """Return the plan of one table of `plan_frames`, in the process that stages its frame."""
     (target,) = plan.targets.values()
     _check(schema, target)
-    return FramePlan(plan, Routing(single=target.table_key))
+    return FramePlan(plan, Routing(single=target.table_key), frozenset({target.table_key}))
 
 
 def _plan_whole_graph(options: WriteOptions, schema: StructType) -> FramePlan:
     storage = Storage.at(options.path, options.storage)
     snapshot = head(storage, options)
     known = frames.definitions(schema)
+    if known is None and options.overwrite_empty:
+        raise OptionError(
+            "overwriteEmpty needs a frame that lists its tables, and this one lost the list",
+            expected=f"the metadata of {TABLE}, as a read and omnigraph_spark.pack leave it there",
+            hint="Build the frame with pack, or overwrite the tables one by one: option table",
+        )
     keys = list(known.tables) if known is not None else list(snapshot.tables)
     if known is None and not keys:
         raise OptionError(
@@ -144,7 +185,11 @@ def _plan_whole_graph(options: WriteOptions, schema: StructType) -> FramePlan:
     for key, target in plan.targets.items() if known is not None else ():
         _check(_own_frame(schema, owned[key]), target)
     demanded = frozenset(options.expected_table_versions)
-    return FramePlan(plan, Routing(ownership=owned), known is not None, demanded)
+    if known is None:
+        return FramePlan(plan, Routing(ownership=owned), frozenset(), demanded=demanded)
+    named = frozenset(plan.targets if known.named or options.overwrite_empty else ())
+    copied = known.empty & frozenset(plan.targets)
+    return FramePlan(plan, Routing(ownership=owned), named, copied, demanded)
 
 
 def _plan_tables(

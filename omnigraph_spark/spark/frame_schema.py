@@ -7,7 +7,6 @@ Spark hands back (a user's, or the one given before) once per planned scan.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.arrow.frame_batches import TABLE
-from omnigraph_spark.errors import OmnigraphError, OptionError, SchemaMismatchError, StorageError
+from omnigraph_spark.errors import OptionError, SchemaMismatchError
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.options import ReadOptions
 from omnigraph_spark.read import plan, user_filter
@@ -28,8 +27,6 @@ from omnigraph_spark.storage.store import Storage
 
 METADATA_COLUMNS = ("_rowid", "_row_created_at_version", "_row_last_updated_at_version")
 _SHOWN = 60
-
-_log = logging.getLogger(__name__)
 
 
 def read_schema(
@@ -47,7 +44,9 @@ def read_schema(
         columns clash. StorageError: a table isn't there, or the store failed.
     """
     schemas = stored_schemas(storage, snapshot, options.table)
-    frame = _Frame(schemas, options.table is None, options.columns, _engine_schema(storage))
+    empty = [key for key in schemas if snapshot.entry(key).row_count == 0]
+    engine = engine_schema.read_if_sound(storage)
+    frame = _Frame(schemas, options.table is None, options.columns, engine, empty)
     fields = {field.name: field for field in frame.schema.fields}
     unknown = [name for name in options.columns or () if name not in fields]
     if unknown:
@@ -169,6 +168,7 @@ class _Frame:
         whole_graph: bool,
         wanted: Collection[str] | None,
         engine: EngineSchema | None,
+        empty: Iterable[str] = (),
     ) -> None:
         self.whole_graph = whole_graph
         tables = {
@@ -176,7 +176,7 @@ class _Frame:
             for key, schema in schemas.items()
         }
         if whole_graph:
-            self.schema = frames.whole_graph_schema(tables, *_ends_and_keys(engine))
+            self.schema = frames.whole_graph_schema(tables, *_ends_and_keys(engine), empty=empty)
             owners = frames.ownership(self.schema, tables)
         else:
             self.schema = next(iter(tables.values()))
@@ -275,17 +275,6 @@ def _ends_and_keys(
         return {}, {}
     ends = {edge.name: (edge.source, edge.target) for edge in engine.edges.values()}
     return ends, {node.name: node.key for node in engine.nodes.values() if node.key is not None}
-
-
-def _engine_schema(storage: Storage) -> EngineSchema | None:
-    """Return what the schema files say; a read works without them, so damage doesn't stop it."""
-    try:
-        return engine_schema.read(storage)
-    except StorageError:
-        raise
-    except OmnigraphError as error:
-        _log.warning("Keys and enums are unknown, the schema files can't be read: %s", error)
-        return None
 
 
 def _metadata_columns(options: ReadOptions) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -39,12 +39,16 @@ Endpoints = Mapping[str, tuple[str, str]]
 class Definitions:
     """The tables of a whole-graph frame: columns, ends of edge types, keys of node types.
 
-    `endpoints` and `keys` are by type name (`Knows`, `Person`), `tables` by table key.
+    `endpoints` and `keys` are by type name (`Knows`, `Person`), `tables` by table key. `named` says
+    that a person listed the tables for this write (`pack`), and `empty` are those that had no rows
+    when the frame was read: a frame that was read may have been filtered since.
     """
 
     tables: Mapping[str, StructType]
     endpoints: Endpoints
     keys: Mapping[str, str]
+    named: bool = False
+    empty: frozenset[str] = frozenset()
 
     def to_text(self) -> str:
         """Return the JSON that goes under `omnigraph.pack`."""
@@ -53,6 +57,8 @@ class Definitions:
                 "tables": {key: _columns_json(table) for key, table in self.tables.items()},
                 "endpoints": {edge: list(ends) for edge, ends in self.endpoints.items()},
                 "keys": dict(self.keys),
+                "named": self.named,
+                "empty": sorted(self.empty),
             },
             ensure_ascii=False,
             separators=(",", ":"),
@@ -81,7 +87,13 @@ def definitions(schema: StructType) -> Definitions | None:
         plain = json.loads(text)
         tables = {key: _table_of(columns) for key, columns in plain["tables"].items()}
         ends = {edge: (str(s), str(t)) for edge, (s, t) in plain["endpoints"].items()}
-        return Definitions(tables, ends, {str(k): str(v) for k, v in plain["keys"].items()})
+        return Definitions(
+            tables,
+            ends,
+            {str(k): str(v) for k, v in plain["keys"].items()},
+            plain.get("named") is True,
+            frozenset(str(key) for key in plain.get("empty", ())),
+        )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise SchemaMismatchError(
             f"The definitions in the metadata of {TABLE} can't be read",
@@ -111,11 +123,14 @@ def whole_graph_schema(
     tables: Mapping[str, StructType],
     endpoints: Endpoints | None = None,
     keys: Mapping[str, str] | None = None,
+    *,
+    named: bool = False,
+    empty: Iterable[str] = (),
 ) -> StructType:
     """Return the schema of the whole-graph frame over `tables`, definitions included.
 
     `tables` are table frames' schemas by table key (`spark_field`s); a key that a column carries in
-    its metadata needs no mention in `keys`.
+    its metadata needs no mention in `keys`. `named` and `empty` are those of `Definitions`.
 
     Raises:
         SchemaMismatchError: a node property named `_table`, `src` or `dst`, or a property that has
@@ -123,7 +138,13 @@ def whole_graph_schema(
     """
     columns = _property_columns(tables)
     ordered = {key: tables[key] for key in sorted(tables)}
-    known = Definitions(ordered, endpoints or {}, {**_carried_keys(tables), **(keys or {})})
+    known = Definitions(
+        ordered,
+        endpoints or {},
+        {**_carried_keys(tables), **(keys or {})},
+        named,
+        frozenset(empty),
+    )
     table = StructField(TABLE, StringType(), False, {field_metadata.PACK: known.to_text()})
     fixed = [StructField(name, StringType(), True) for name in ("id", *_ENDS)]
     wide = [StructField(name, columns[name], True) for name in sorted(columns)]
@@ -263,7 +284,10 @@ def pack(
         layout.split_table_key(key)
         schemas[key] = _checked(key, frame.schema)
     wide = whole_graph_schema(
-        schemas, checked_endpoints(endpoints or {}), _checked_keys(keys or {}, schemas)
+        schemas,
+        checked_endpoints(endpoints or {}),
+        _checked_keys(keys or {}, schemas),
+        named=True,
     )
     owned = ownership(wide, schemas)
     parts = [_widened(key, frame, wide, owned[key]) for key, frame in frames.items()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
@@ -19,7 +19,6 @@ from omnigraph_spark.errors import StorageError
 from omnigraph_spark.integrity.screen import Screen
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.spark import catalog, frame_plan
-from omnigraph_spark.spark.frame_plan import FramePlan
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit import bulk, commit
@@ -114,7 +113,7 @@ class OmnigraphWriter(DataSourceArrowWriter):
             _refuse_doubles(plan, ours, staged)
             bulk.leave_messages(plan, staged)
             return
-        plan = _narrowed(self._framed, staged)
+        plan = self._framed.narrowed({one.table_key for one in staged})
         _refuse_doubles(plan, ours, staged)
         done = commit.commit(plan, staged)
         _log.info("write %s: graph version %d", done.publish_id, done.graph_version)
@@ -142,17 +141,4 @@ def _refuse_doubles(
         f"Spark handed over two results of partition {doubled}, which would double its rows",
         expected="one result per partition",
         hint="Nothing was published. Write again",
-    )
-
-
-def _narrowed(framed: FramePlan, staged: Sequence[StagedTable]) -> WritePlan:
-    """Return the plan for the tables that the frame lists: all, or those that have rows."""
-    plan = framed.plan
-    if framed.lists_tables:
-        return plan
-    found = {one.table_key for one in staged}
-    return replace(
-        plan,
-        targets={key: target for key, target in plan.targets.items() if key in found},
-        expected={key: v for key, v in plan.expected.items() if key in found | framed.demanded},
     )

@@ -62,6 +62,7 @@ def test_every_option_of_the_design_is_declared() -> None:
         "integrity",
         "badRecordsPath",  # of issue 6
         "onDelete",
+        "overwriteEmpty",
         "mergeSchema",
         "expectedTableVersions",
         "lastWriterWins",

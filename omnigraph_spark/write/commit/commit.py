@@ -297,7 +297,20 @@ class _Write:
             quietly_put_back(self._round, moved, {k: t.schema for k, t in plan.targets.items()})
             raise
         _log.info("write %s: graph version %d", plan.publish_id, published.graph_version)
+        self._log_replaced(snapshot)
         return published
+
+    def _log_replaced(self, snapshot: Snapshot) -> None:
+        """Say what an overwrite replaced; that it emptied a table is worth a warning."""
+        had = {
+            key: snapshot.tables[key].row_count for key in self._touched if key in snapshot.tables
+        }
+        for key, rows in had.items() if self._plan.mode == OVERWRITE else ():
+            left = sum(one.rows for one in self._by_table[key])
+            level = logging.INFO if left or not rows else logging.WARNING
+            _log.log(
+                level, "write %s: %s had %d rows, now %d", self._plan.publish_id, key, rows, left
+            )
 
     def _target(self, key: str, snapshot: Snapshot) -> TableTarget:
         """Return a table's target for this round; one that was created meanwhile is extended."""
