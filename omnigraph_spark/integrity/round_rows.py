@@ -14,7 +14,7 @@ import pyarrow as pa
 from omnigraph_spark.integrity import rules, sources
 from omnigraph_spark.integrity.rules import TableRules
 from omnigraph_spark.integrity.scratch import Scratch
-from omnigraph_spark.integrity.sources import StagedFile
+from omnigraph_spark.integrity.staged_columns import StagedFile
 from omnigraph_spark.integrity.values import MOST_SAMPLES, Violation
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.schema.model import EngineSchema
@@ -132,7 +132,8 @@ class RoundRows:
             self._db.run(f"CREATE TABLE {name} (f INTEGER, r BIGINT, {columns})")
             return
         storage = self._asked.storage
-        stream = sources.staged_rows(storage, staged.write.files, staged.columns)
+        write = staged.write
+        stream = sources.staged_rows(storage, write.files, write.schema, staged.columns)
         self._db.run(f"CREATE TABLE {name} AS SELECT * FROM incoming", incoming=stream())
         staged.rows = self._db.value(f"SELECT count(*) FROM {name}")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,6 +14,8 @@ import pyarrow.compute as pc
 from pyarrow import types as pt
 
 from omnigraph_spark.errors import UnsupportedError
+from omnigraph_spark.integrity import staged_columns
+from omnigraph_spark.integrity.staged_columns import StagedFile
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
 
@@ -29,28 +30,20 @@ _FEWEST_ROWS, _MOST_ROWS = 16, 65_536
 _NOT_ROWS = ("row_id_meta", "created_at_version_meta", "last_updated_at_version_meta")
 
 
-@dataclass(frozen=True)
-class StagedFile:
-    """One data file of a write's staged fragments; it holds all columns of its rows."""
-
-    path: str
-    rows: int
-    bytes: int
-
-
 def staged_rows(
-    storage: Storage, files: Sequence[StagedFile], columns: dict[str, str]
+    storage: Storage, files: Sequence[StagedFile], table: pa.Schema, columns: dict[str, str]
 ) -> Callable[[], pa.RecordBatchReader]:
     """Return what opens a stream of staged rows: number of the file `f`, row in it `r`, columns.
 
-    `columns` maps names in the stream to columns of the files, which must be of one table.
+    `columns` maps names in the stream to columns of the files, which must be of one table; `table`
+    is its schema.
 
     Raises:
         StorageError: a file can't be opened.
         UnsupportedError: a column of a type that can't be compared.
     """
     stored = list(dict.fromkeys(columns.values()))
-    first = _head(storage, files[0], stored)
+    first = staged_columns.schema_of(storage, files[0], table, stored)
     schema = pa.schema(
         [("f", pa.int32()), ("r", pa.int64())]
         + [(name, _comparable_type(first.field(column))) for name, column in columns.items()]
@@ -59,10 +52,9 @@ def staged_rows(
     def batches() -> Iterator[pa.RecordBatch]:
         for number, file in enumerate(files):
             row = 0
-            reader = storage.data_file(file.path, stored)
             rows = _rows_per_batch(file.bytes, file.rows)
             counted = pa.array(range(rows), pa.int64())
-            for batch in reader.read_all(batch_size=rows).to_batches():
+            for batch in staged_columns.batches(storage, file, table, stored, rows):
                 place = pc.add(counted.slice(0, batch.num_rows), row)
                 row += batch.num_rows
                 values = [_comparable(batch.column(column)) for column in columns.values()]
@@ -72,13 +64,6 @@ def staged_rows(
                 )
 
     return lambda: pa.RecordBatchReader.from_batches(schema, batches())
-
-
-def _head(storage: Storage, file: StagedFile, columns: list[str]) -> pa.Schema:
-    with translated(f"Reading {file.path}"):
-        read = storage.data_file(file.path, columns).read_range(0, 1)
-        schema: pa.Schema = read.to_table().schema
-        return schema
 
 
 def published_rows(

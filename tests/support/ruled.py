@@ -103,6 +103,8 @@ def staged(plan: WritePlan, *tasks: Rows) -> list[StagedTable]:
 
 
 def _as_spark(kind: pa.DataType) -> pa.DataType:
+    if isinstance(kind, pa.BaseExtensionType):  # a blob
+        return pa.binary()
     return pa.timestamp("us", "UTC") if pa.types.is_date64(kind) else kind
 
 

@@ -11,6 +11,7 @@ import pytest
 from omnigraph_spark import _faults
 from omnigraph_spark.errors import IntegrityError, OptionError, StorageError
 from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
 from tests.support.ruled import (
@@ -247,3 +248,32 @@ def test_a_relative_path_means_the_folder_of_the_driver_and_a_bad_one_is_refused
     )
     with pytest.raises(OptionError, match=r"OMNIGRAPH_OPTION\]"):
         planned(graph, [PERSON], badRecordsPath="ftp://host/x")
+
+
+def test_columns_behind_a_blob_are_checked_and_set_aside(tmp_path: Path, aside: Path) -> None:
+    graph = Storage.at(str(tmp_path / "blobs"))
+    pg = "node Doc {\n    aa: Blob?\n    b: I32?\n    email: String? @unique\n    tags: [String]?\n}\n"
+    graph.put(layout.SCHEMA_PG, pg.encode())
+    save(graph, {"node:Doc": [{"id": "z", "email": "z@"}]})  # a table without any blob so far
+    first: list[Row] = [
+        {"id": "d", "aa": b"p", "b": 1},
+        {"id": "d", "aa": b"q", "b": 2, "tags": ["x"]},
+        {"id": "ok", "aa": b"r" * 100_000, "b": 3, "email": "o@"},
+    ]
+    second: list[Row] = [{"id": "e", "aa": b"", "b": 4, "email": "z@"}, {"id": "f", "aa": b"s"}]
+    save(
+        graph,
+        {"node:Doc": first},
+        {"node:Doc": second},
+        integrity="keys",
+        badRecordsPath=str(aside),
+    )
+    assert rows(graph, "node:Doc", "id", "email") == [("f", None), ("ok", "o@"), ("z", "z@")]
+    told = [(one["rule"], one["row"]["id"], one["row"]["b"]) for one in bad_records(aside)]
+    assert sorted(told) == [("unique", "e", 4), ("unique id", "d", 1), ("unique id", "d", 2)]
+    with pytest.raises(IntegrityError, match="o@"):
+        save(graph, {"node:Doc": [{"id": "g", "aa": b"t", "email": "o@"}]}, integrity="keys")
+    entry = load(graph).entry("node:Doc")
+    dataset = graph.dataset(entry.location, entry.table_branch, entry.table_version)
+    found = dataset.to_table(columns=["id", "aa"], blob_handling="all_binary").to_pylist()
+    assert {one["id"]: one["aa"] for one in found if one["aa"]} == {"f": b"s", "ok": b"r" * 100_000}

@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 from omnigraph_spark import _faults
 from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import IntegrityError, OmnigraphError
-from omnigraph_spark.integrity import cross_rows, rules
+from omnigraph_spark.integrity import cross_rows, rules, staged_columns
 from omnigraph_spark.integrity.bad_records import BadRecords
 from omnigraph_spark.integrity.cross_rows import Verdict
 from omnigraph_spark.integrity.round_rows import ALL, NOTHING, SAME_IDS, Question, TableWrite
 from omnigraph_spark.integrity.rules import STRICT
-from omnigraph_spark.integrity.sources import StagedFile
+from omnigraph_spark.integrity.staged_columns import StagedFile
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
 from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.schema.property_types import is_blob
@@ -119,13 +119,12 @@ class CommitCheck:
     def _write_bad(self, into: BadRecords) -> None:
         into.remove()
         for key, bad in self.verdict.bad.items():
-            columns = [field.name for field in self._plan.targets[key].schema if not is_blob(field)]
+            schema = self._plan.targets[key].schema
+            columns = [field.name for field in schema if not is_blob(field)]
             for (number, rule, column, expected), rows in _grouped(bad):
-                path = self._files[key][number].path
-                reader = self._plan.storage.data_file(path, columns)
-                with translated(f"Reading {path}"):
-                    for batch in reader.take_rows(rows).to_batches():
-                        into.add(key, rule, column, expected, batch)
+                file = self._files[key][number]
+                for batch in staged_columns.take(self._plan.storage, file, schema, columns, rows):
+                    into.add(key, rule, column, expected, batch)
         into.close()
         if into.count:
             _log.warning(
@@ -203,11 +202,7 @@ def _may_repeat(target: TableTarget, staged: Iterable[StagedTable]) -> bool:
 
 def _files(target: TableTarget, staged: Iterable[StagedTable]) -> tuple[StagedFile, ...]:
     return tuple(
-        StagedFile(
-            f"{target.data}/{file['path']}",
-            fragment["physical_rows"],
-            file["file_size_bytes"] or 0,
-        )
+        StagedFile(target.data.removesuffix("/data"), fragment["physical_rows"], file, one.fields)
         for one in staged
         for fragment in one.fragments
         for file in fragment["files"][:1]
