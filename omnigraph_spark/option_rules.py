@@ -76,6 +76,32 @@ def feed_ends(parsed: Parsed) -> FeedEnds | None:
     return FeedEnds(*(parsed.get(name) for name in _ENDS))
 
 
+def stream_ends(parsed: Parsed) -> FeedEnds:
+    """Return the ends of a streaming read; without a start it begins with the newest snapshot.
+
+    Raises:
+        OptionError: a version and a time for one end, or an option that isn't for streams.
+    """
+    others = ["versionAsOf", "timestampAsOf", "metadata", "metadataColumns", "pushDownFilters"]
+    if parsed.get(_FEED):
+        others += _OF_ROWS
+    wrong = [name for name in others if name in parsed.given]
+    if wrong:
+        raise OptionError(
+            f"Option {wrong[0]} doesn't go with a stream"
+            + (f" with {_FEED}" if wrong[0] in ("columns", "filter") else ""),
+            expected=", ".join(("branch", "table", *_ENDS)),
+            hint="Choose and filter the stream's rows and columns with Spark",
+        )
+    _refuse_both(parsed, "startingVersion", "startingTimestamp")
+    _refuse_both(parsed, "endingVersion", "endingTimestamp")
+    if parsed.get(_FEED) and parsed.get("skipChangeCommits"):
+        raise OptionError(
+            f"skipChangeCommits doesn't go with {_FEED}", hint=f"{_FEED} gives every change"
+        )
+    return FeedEnds(*(parsed.get(name) for name in _ENDS))
+
+
 def _refuse_both(parsed: Parsed, one: str, other: str) -> None:
     if parsed.get(one) and parsed.get(other):
         raise OptionError(f"{one} and {other} exclude each other", hint="Give one of them")

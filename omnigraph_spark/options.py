@@ -32,6 +32,8 @@ from omnigraph_spark.option_values import (
 READ = "read"
 WRITE = "write"
 CREATE = "create table"
+STREAM = "read stream"
+SINK = "write stream"
 _STORAGE_PREFIX = "storage."
 _SPARK_OWN = frozenset(
     {
@@ -83,12 +85,21 @@ OPTIONS: tuple[Option, ...] = (
     Option("readChangeFeed", boolean, "false", (READ,),
            "read what publishes changed instead of rows, from a start to an end, both included"),
     Option("startingVersion", text, None, (READ,),
-           "change feed: first graph version, commit id or tag"),
-    Option("endingVersion", text, None, (READ,), "change feed: the last; without it the head"),
+           "change feed, stream: first graph version, commit id or tag (a stream: or `latest`)"),
+    Option("endingVersion", text, None, (READ,),
+           "change feed, stream: the last; without it the head, or no end"),
     Option("startingTimestamp", text, None, (READ,),
-           "change feed: from the first commit at or after this time"),
+           "change feed, stream: from the first commit at or after this time"),
     Option("endingTimestamp", text, None, (READ,),
-           "change feed: to the last commit at or before this time"),
+           "change feed, stream: to the last commit at or before this time"),
+    Option("maxCommitsPerTrigger", integer(1), "1000", (STREAM,),
+           "commits in a batch; of the first snapshot, so many data files (Spark 4.2 and later)"),
+    Option("maxRowsPerTrigger", integer(1), None, (STREAM,),
+           "rows in a batch, about: a commit is never split (Spark 4.2 and later)"),
+    Option("skipChangeCommits", boolean, "false", (STREAM,),
+           "leave out commits that update or delete rows, instead of failing"),
+    Option("failOnDataLoss", boolean, "true", (STREAM,),
+           "fail if commits that weren't read yet are gone; `false` goes on with what is there"),
     Option("pushDownFilters", boolean, "false", (READ,),
            "let Spark 4.1+ push filters; only for a frame that one query uses once: Spark gives a"
            " frame that is used again another query's rows (`filter` has no such limit)"),
@@ -252,7 +263,13 @@ class ReadOptions:
             OptionError: no path; an option that is for writing only; options that exclude each
                 other.
         """
-        _refuse_other(parsed, WRITE, "reading")
+        _refuse_other(parsed, STREAM, "reading")
+        return cls._of(parsed, option_rules.feed_ends(parsed))
+
+    @classmethod
+    def _of(cls, parsed: Parsed, feed: FeedEnds | None) -> ReadOptions:
+        for scope in (WRITE, SINK):
+            _refuse_other(parsed, scope, "reading")
         path = parsed.get("path")
         if not path:
             raise OptionError("No path given", hint="Use .load('/path/of/the/graph')")
@@ -268,11 +285,45 @@ class ReadOptions:
             filter=parsed.get("filter"),
             metadata_columns=parsed.get("metadataColumns") or (),
             metadata=parsed.get("metadata"),
-            feed=option_rules.feed_ends(parsed),
+            feed=feed,
             max_partition_bytes=parsed.get("maxPartitionBytes"),
             batch_size=parsed.get("batchSize"),
             push_down_filters=parsed.get("pushDownFilters"),
             storage=parsed.storage,
+        )
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """What a streaming read asks for; `limits` names the limits per batch that were given."""
+
+    read: ReadOptions
+    ends: FeedEnds
+    change_feed: bool
+    max_commits: int
+    max_rows: int | None
+    skip_change_commits: bool
+    fail_on_data_loss: bool
+    limits: tuple[str, ...]
+
+    @classmethod
+    def of(cls, parsed: Parsed) -> StreamOptions:
+        """Check the options of a streaming read.
+
+        Raises:
+            OptionError: no path, an option that isn't for streams, or options that exclude each
+                other.
+        """
+        ends = option_rules.stream_ends(parsed)
+        return cls(
+            read=ReadOptions._of(parsed, None),
+            ends=ends,
+            change_feed=parsed.get("readChangeFeed"),
+            max_commits=parsed.get("maxCommitsPerTrigger"),
+            max_rows=parsed.get("maxRowsPerTrigger"),
+            skip_change_commits=parsed.get("skipChangeCommits"),
+            fail_on_data_loss=parsed.get("failOnDataLoss"),
+            limits=tuple(sorted(parsed.given & {"maxCommitsPerTrigger", "maxRowsPerTrigger"})),
         )
 
 
@@ -385,13 +436,19 @@ def _refuse_other(parsed: Parsed, scope: str, doing: str) -> None:
     """Refuse an option that is for `scope` alone: ignoring it would hide a mistake."""
     for name in sorted(parsed.given):
         if _BY_KEY[name.lower()].scopes == (scope,):
-            verb = {READ: "reading", WRITE: "writing", CREATE: "CREATE TABLE"}[scope]
+            verb = {
+                READ: "reading",
+                WRITE: "writing",
+                CREATE: "CREATE TABLE",
+                STREAM: "readStream",
+                SINK: "writeStream",
+            }[scope]
             raise OptionError(f"Option {name} is for {verb}, not for {doing}", hint="Leave it out")
 
 
 def _refuse_unbuilt(parsed: Parsed) -> None:
-    _refuse_other(parsed, READ, "writing")
-    _refuse_other(parsed, CREATE, "writing")
+    for scope in (READ, CREATE, STREAM):
+        _refuse_other(parsed, scope, "writing")
 
 
 def markdown_table() -> str:

@@ -134,6 +134,17 @@ def publishes_between(
     return found
 
 
+def keeps_rows(dataset: LanceDataset, version: int) -> bool:
+    """Tell whether a version of a dataset has the rows of the one before, by its transaction.
+
+    Raises:
+        StorageError: the store failed, or the version isn't there.
+    """
+    with translated(f"Reading the transaction of version {version}"):
+        transaction = dataset.read_transaction(version)
+    return transaction is not None and type(transaction.operation).__name__ in _KEEP_ROWS
+
+
 def _published(manifest: LanceDataset, version: int) -> PublishedVersion | None:
     transaction = manifest.read_transaction(version)
     if transaction is not None and type(transaction.operation).__name__ in _KEEP_ROWS:

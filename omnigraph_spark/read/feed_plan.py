@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from omnigraph_spark.history.publishes import keeps_rows
 from omnigraph_spark.manifest.snapshot import TableEntry
 from omnigraph_spark.read.plan import Scan, fragments_of, shared_out
 from omnigraph_spark.refs.changes import Change
@@ -27,6 +28,8 @@ from omnigraph_spark.storage.store import Storage
 if TYPE_CHECKING:
     from lance import LanceDataset
 
+_KEEP_ROWS = frozenset({"optimize", "index", "alter"})
+"""Modes of our own publishes that leave every row of a table as it was."""
 _SAMPLES_PER_RANGE = 32
 _ROW_BYTES = 64
 
@@ -47,6 +50,8 @@ class Piece:
 
 
 Partition = tuple[Piece, ...]
+Sized = tuple[int, Piece]
+"""A piece and about how many bytes it reads."""
 
 
 @dataclass
@@ -63,8 +68,11 @@ class Planner:
         Raises:
             VersionNotFoundError, StorageError: a table version was cleaned up, or the store failed.
         """
-        sized = [one for change in changes for one in self._pieces(change)]
-        return [tuple(pieces) for pieces in shared_out(sized, self.max_partition_bytes)]
+        return self.shared(one for change in changes for one in self.pieces(change))
+
+    def shared(self, sized: Iterable[Sized]) -> list[Partition]:
+        """Return pieces in partitions; small ones go together."""
+        return [tuple(pieces) for pieces in shared_out([*sized], self.max_partition_bytes)]
 
     def schema(self, entry: TableEntry) -> pa.Schema:
         """Return the stored schema of a table version."""
@@ -76,10 +84,42 @@ class Planner:
             self._sides[key] = _Side.of(self.storage, entry)
         return self._sides[key]
 
-    def _pieces(self, change: Change) -> Iterable[tuple[int, Piece]]:
+    def appended(self, change: Change) -> list[Sized] | None:
+        """Return what reads the rows that a publish added to a table, None if it did more than add.
+
+        Raises:
+            VersionNotFoundError, StorageError: as `partitions`.
+        """
+        before, after, old, new = self._sides_of(change)
+        if after is None:
+            return None if _rows(old) else []
+        if not old:
+            return [*self._one_sided(change, after, new, True)]
+        return [] if _keeps_rows(change, before, after) else None
+
+    def counted(self, entry: TableEntry) -> list[tuple[int, int, int]]:
+        """Return number, rows and bytes of each fragment of a table version that has rows."""
+        return [(one.number, one.rows, one.size) for one in self._side(entry).fragments if one.rows]
+
+    def part(self, change: Change, fragment: int, rows: tuple[int, int] | None) -> Piece:
+        """Return what reads a fragment of the version after a publish, or a range of its rows."""
+        assert change.after is not None
+        side = self._side(change.after)
+        scan = side.scan([one for one in side.fragments if one.number == fragment])
+        if rows is not None:
+            scan = replace(scan, rows=rows, expected_rows=rows[1] - rows[0])
+        return Piece(change, None, scan)
+
+    def _sides_of(
+        self, change: Change
+    ) -> tuple[_Side | None, _Side | None, Sequence[_Fragment], Sequence[_Fragment]]:
         before = None if change.before is None else self._side(change.before)
         after = None if change.after is None else self._side(change.after)
-        old, new = _different(before, after)
+        return before, after, *_different(before, after)
+
+    def pieces(self, change: Change) -> Iterable[Sized]:
+        """Give what reads the rows that a publish changed in a table, compared where need be."""
+        before, after, old, new = self._sides_of(change)
         if not old or not new:
             for side, fragments in ((before, old), (after, new)):
                 if side is not None:
@@ -98,7 +138,7 @@ class Planner:
 
     def _one_sided(
         self, change: Change, side: _Side, fragments: Sequence[_Fragment], is_after: bool
-    ) -> Iterable[tuple[int, Piece]]:
+    ) -> Iterable[Sized]:
         for one in fragments:
             if one.rows:
                 scan = side.scan([one])
@@ -176,6 +216,16 @@ def _different(
         [one for one in old if one.content not in both],
         [one for one in new if one.content not in both],
     )
+
+
+def _keeps_rows(change: Change, before: _Side | None, after: _Side) -> bool:
+    """Tell whether a publish that gave a table other files left all its rows as they were."""
+    if change.mode is not None:
+        return change.mode in _KEEP_ROWS
+    if before is None or before.entry.table_branch != after.entry.table_branch:
+        return False
+    versions = range(before.entry.table_version + 1, after.entry.table_version + 1)
+    return all(keeps_rows(after.dataset, version) for version in versions)
 
 
 def _rows(fragments: Iterable[_Fragment]) -> int:

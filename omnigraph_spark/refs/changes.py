@@ -7,7 +7,7 @@ the pieces of work of it).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
@@ -34,7 +34,8 @@ class Span(NamedTuple):
 class Change:
     """One table of one publish: what the snapshots before and after it pin, None for no table.
 
-    `created_at` is the commit's time, UTC without a zone.
+    `created_at` is the commit's time, UTC without a zone; `mode` is how the publish wrote the
+    table, None where another engine did.
     """
 
     table_key: str
@@ -43,6 +44,7 @@ class Change:
     version: int
     commit_id: str
     created_at: datetime
+    mode: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,15 +92,23 @@ def _version(storage: Storage, branch: str, text: str) -> int:
     return version
 
 
-def feed(storage: Storage, asked: Span, table: str | None = None) -> Feed:
+def feed(
+    storage: Storage,
+    asked: Span,
+    table: str | None = None,
+    line: Sequence[Commit] | None = None,
+) -> Feed:
     """Return what the publishes of a span touched, of one table (a key or a bare name) or of all.
+
+    `line` is the branch's lineage up to the span's end at least, if the caller has it.
 
     Raises:
         VersionNotFoundError: a version that is needed was cleaned up.
         TableNotFoundError: no snapshot of the span has the table.
         StorageError: the store failed.
     """
-    line = commits.complete(storage, asked.branch, asked.last)
+    known = commits.complete(storage, asked.branch, asked.last) if line is None else line
+    line = [one for one in known if one.manifest_version <= asked.last]
     inside = [one for one in line if one.manifest_version >= asked.first]
     before = line[-len(inside) - 1] if len(inside) < len(line) else None
     snapshots = [_snapshot(storage, asked.branch, one) for one in (before, *inside)]
@@ -134,6 +144,7 @@ def _between(old: Snapshot, new: Snapshot, commit: Commit) -> list[Change]:
             commit.manifest_version,
             commit.graph_commit_id,
             commit.created_at,
+            new.tables[key].ours.get("mode") if key in new.tables else None,
         )
         for key in sorted({*old.tables, *new.tables})
         if _pin(old, key) != _pin(new, key)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceWriter,
+)
 
 from omnigraph_spark.errors import OmnigraphError
 from omnigraph_spark.spark import catalog, loading
@@ -13,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from omnigraph_spark.spark.loading import Load
+    from omnigraph_spark.spark.stream_reader import StreamLoad
 
 
 class OmnigraphDataSource(DataSource):
@@ -31,6 +37,7 @@ class OmnigraphDataSource(DataSource):
         """
         super().__init__(options)
         self._load: Load | None = None
+        self._stream: StreamLoad | None = None
         self._failure: OmnigraphError | None = None
         if "path" in options and not catalog.is_create_table(options):
             try:
@@ -51,6 +58,9 @@ class OmnigraphDataSource(DataSource):
         """
         if catalog.is_create_table(self.options):
             return loading.catalog_schema(catalog.create_options(self.options))
+        if self._failure is not None and loading.is_for_stream(self.options):
+            # Spark doesn't say whether it is going to read or to stream: `reader` refuses these.
+            return self._streamed().schema()
         return self._loaded().schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -72,6 +82,21 @@ class OmnigraphDataSource(DataSource):
         from omnigraph_spark.spark.writer import OmnigraphWriter
 
         return OmnigraphWriter(schema, self.options, overwrite)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return what plans and reads the batches of one streaming query.
+
+        Raises:
+            OmnigraphError: no such graph, table or branch, or options that don't fit.
+        """
+        from omnigraph_spark.spark.stream_reader import OmnigraphStreamReader
+
+        return OmnigraphStreamReader(self._streamed(), schema)
+
+    def _streamed(self) -> StreamLoad:
+        if self._stream is None:
+            self._stream = loading.resolve_stream(self.options, self._load)
+        return self._stream
 
     def _loaded(self) -> Load:
         if self._failure is not None:

@@ -8,6 +8,7 @@ those of a whole-graph frame over the feed's tables.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timezone
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from omnigraph_spark.arrow.frame_batches import TABLE, assemble
+from omnigraph_spark.arrow.frame_batches import TABLE, Ownership, assemble
 from omnigraph_spark.arrow.to_spark import scan_options, to_spark_batch
 from omnigraph_spark.errors import SchemaMismatchError, StorageError
 from omnigraph_spark.read import changed_rows, metadata_frames
@@ -119,9 +120,8 @@ class FeedReader(DataSourceReader):
                     found=f"{asked.name} {asked.dataType.simpleString()}",
                     column=asked.name,
                 )
-        self._schema = schema
-        self._rows = StructType([f for f in whole.fields if f.name not in LEADING.names])
-        self._owned = frames.ownership(self._rows, tables)
+        rows = StructType([f for f in whole.fields if f.name not in LEADING.names])
+        self._pieces = PieceReader(storage, schema, rows, frames.ownership(rows, tables))
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the read; on the driver, once per action.
@@ -141,11 +141,45 @@ class FeedReader(DataSourceReader):
         """
         # Spark makes InputPartition(None) of an empty list (FACTS 5); 4.0 makes None of it.
         pieces: Partition = () if partition is None else partition.value or ()
-        target = spark_types.arrow_schema(self._schema)
+        yield from self._pieces.read(pieces)
+
+
+@dataclass(frozen=True)
+class PieceReader:
+    """Reads pieces of a feed, in tasks; plain data, picklable.
+
+    `schema` are the columns of the batches, `rows` those of a table's rows, and `owned` says for
+    each table which of its columns they are. `where` filters the rows that a table has at a
+    graph version, in Lance's SQL.
+    """
+
+    storage: Storage
+    schema: StructType
+    rows: StructType
+    owned: Ownership
+    where: Mapping[tuple[str, int], str] = field(default_factory=dict)
+
+    def read(self, pieces: Partition) -> Iterator[pa.RecordBatch]:
+        """Give the rows that publishes changed, with what is said of each row's change.
+
+        Raises:
+            StorageError: a file is missing or damaged, or fewer rows came than the table has.
+            SchemaMismatchError, CorruptManifestError: a stored value that the frame can't hold.
+        """
+        target = spark_types.arrow_schema(self.schema)
         for piece in pieces:
             for kind, rows in self._changed(piece):
                 for batch in _batches(rows):
                     yield _told(batch, kind, piece.change, target)
+
+    def read_rows(self, pieces: Partition) -> Iterator[pa.RecordBatch]:
+        """Give the rows of pieces that have one side, and nothing else.
+
+        Raises:
+            StorageError, SchemaMismatchError, CorruptManifestError: as `read`.
+        """
+        for piece in pieces:
+            yield from self._scanned(piece.after, piece)
 
     def _changed(self, piece: Piece) -> Iterator[tuple[str, pa.Table]]:
         if piece.before is None or piece.after is None:
@@ -153,30 +187,34 @@ class FeedReader(DataSourceReader):
             for batch in self._scanned(piece.before or piece.after, piece):
                 yield kind, pa.Table.from_batches([batch])
             return
-        schema = spark_types.arrow_schema(self._rows)
+        schema = spark_types.arrow_schema(self.rows)
         before, after = (
             pa.Table.from_batches(self._scanned(scan, piece), schema)
             for scan in (piece.before, piece.after)
         )
-        columns = [name for name in self._owned[piece.change.table_key] if name != "id"]
+        columns = [name for name in self.owned[piece.change.table_key] if name != "id"]
         yield from changed_rows.changed_rows(before, after, columns)
 
     def _scanned(self, scan: Scan | None, piece: Piece) -> Iterator[pa.RecordBatch]:
         """Give the rows of one side of a piece, with all columns of the feed's rows."""
         assert scan is not None
-        target = spark_types.arrow_schema(self._rows)
-        owned = self._owned[scan.table_key]
-        where = _range(piece)
+        target = spark_types.arrow_schema(self.rows)
+        owned = self.owned[scan.table_key]
+        asked = self.where.get((scan.table_key, piece.change.version))
+        where = _range(piece) if asked is None else asked
+        start, end = scan.rows or (None, None)
         count = 0
-        with translated(f"Reading {scan.table_key} of {self._storage.root}"):
-            dataset = opened(self._storage, scan)
+        with translated(f"Reading {scan.table_key} of {self.storage.root}"):
+            dataset = opened(self.storage, scan)
             stored = dataset.schema
             there = [name for name in owned.values() if name in stored.names]
             fragments = fragments_of(dataset, scan)
             scanner = dataset.scanner(
-                columns=there,
+                columns=there or ["_rowid"],
                 filter=where,
                 fragments=fragments,
+                offset=start,
+                limit=None if start is None or end is None else end - start,
                 batch_size=batch_rows(fragments, stored, there),
                 batch_size_bytes=BATCH_BYTES,
                 io_buffer_size=AHEAD_BYTES,
@@ -188,7 +226,7 @@ class FeedReader(DataSourceReader):
                     yield assemble(scan.table_key, batch, target, owned, stored)
         if where is None and count != scan.expected_rows:
             raise StorageError(
-                f"Reading {scan.table_key} of {self._storage.root} gave another number of rows",
+                f"Reading {scan.table_key} of {self.storage.root} gave another number of rows",
                 expected=f"{scan.expected_rows} rows in fragments {list(scan.fragments)[:20]}",
                 found=f"{count} rows",
                 hint="The table's files are damaged; compare them with a copy",

@@ -131,11 +131,16 @@ class FrameColumns:
                 for key, columns in frame.columns.items()
             },
             metadata=tuple(name for name in METADATA_COLUMNS if name in names),
-            filters=_filters(known, options),
+            filters=filters_of(known, options),
         )
 
 
-def _filters(schemas: Mapping[str, pa.Schema], options: ReadOptions) -> dict[str, Predicate]:
+def filters_of(schemas: Mapping[str, pa.Schema], options: ReadOptions) -> dict[str, Predicate]:
+    """Return what the option `filter` keeps of each table, by the stored schemas.
+
+    Raises:
+        OptionError: the filter isn't one that Lance answers as Spark's `where` does.
+    """
     if options.filter is None:
         return dict.fromkeys(schemas, True)
     asked = {name.lower() for name in user_filter.named_columns(options.filter)}

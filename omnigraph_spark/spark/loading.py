@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from omnigraph_spark import options
-from omnigraph_spark.errors import GraphNotFoundError, TableNotFoundError
+from omnigraph_spark.errors import (
+    GraphNotFoundError,
+    OptionError,
+    TableNotFoundError,
+)
 from omnigraph_spark.manifest import snapshot
 from omnigraph_spark.manifest.snapshot import Snapshot
-from omnigraph_spark.options import ReadOptions
+from omnigraph_spark.options import ReadOptions, StreamOptions
+from omnigraph_spark.read.stream_plan import LATEST
 from omnigraph_spark.refs import changes, refs
 from omnigraph_spark.refs.changes import Feed
 from omnigraph_spark.spark import ddl, field_metadata
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from omnigraph_spark.spark.stream_reader import StreamLoad
 
 
 @dataclass
@@ -108,6 +115,38 @@ def resolve(raw: Mapping[str, str]) -> Load:
         storage, asked.branch, asked.branch_given, asked.version_as_of, asked.timestamp_as_of
     )
     return Load(storage, asked, snapshot.load(storage, branch, version))
+
+
+def is_for_stream(raw: Mapping[str, str]) -> bool:
+    """Tell whether options are those of a streaming read, and of no other.
+
+    Such are a start without `readChangeFeed`, a change feed without a start, limits per batch.
+    """
+    try:
+        parsed = options.parse(raw)
+        asked = StreamOptions.of(parsed)
+    except OptionError:
+        return False
+    try:
+        ReadOptions.of(parsed)
+    except OptionError:
+        return True
+    return asked.ends.start_version == LATEST
+
+
+def resolve_stream(raw: Mapping[str, str], loaded: Load | None) -> StreamLoad:
+    """Return the streaming load that options mean; `loaded` is what they mean to a read, if any.
+
+    Raises:
+        OptionError: an option isn't for streams, or doesn't go with another.
+        OmnigraphError: as `resolve`.
+    """
+    from omnigraph_spark.spark.stream_reader import StreamLoad
+
+    tables = None
+    if loaded is not None and loaded.span is not None:  # its columns are those that Spark was given
+        tables = loaded._feed(loaded.span)[1]
+    return StreamLoad.of(options.parse(raw), tables)
 
 
 def catalog_schema(raw: Mapping[str, str]) -> StructType:

@@ -197,7 +197,7 @@ def test_what_isnt_there_is_refused(spark: SparkSession, graph: OmniGraph) -> No
     with pytest.raises(TableNotFoundError, match="Nope"):
         graph.changes(2, table="Nope")
     with refused(OptionError, "has no start"):
-        feed(spark, graph)
+        feed(spark, graph).collect()
     with refused(OptionError, "versionAsOf doesn't go with readChangeFeed"):
         feed(spark, graph, startingVersion="1", versionAsOf="2")
     with refused(OptionError, "startingTimestamp has no time zone"):

@@ -137,9 +137,7 @@ def test_the_changes_of_like_publishes_are_shared_out_evenly(graph: Storage) -> 
     for number in range(7):
         many(graph, [f"n{number}{n:03d}" for n in range(100)])
     found = changes.feed(graph, Span("main", first, head(graph)), PERSON)
-    sizes = [
-        size for change in found.changes for size, _ in Planner(graph, 1 << 30)._pieces(change)
-    ]
+    sizes = [size for change in found.changes for size, _ in Planner(graph, 1 << 30).pieces(change)]
     assert len(sizes) == 7
     partitions = Planner(graph, 5 * max(sizes)).partitions(found.changes)
     assert [len(pieces) for pieces in partitions] == [4, 3]

@@ -10,7 +10,17 @@ import pytest
 
 from omnigraph_spark import options
 from omnigraph_spark.errors import OptionError
-from omnigraph_spark.options import CREATE, OPTIONS, READ, WRITE, ReadOptions, WriteOptions, parse
+from omnigraph_spark.options import (
+    CREATE,
+    OPTIONS,
+    READ,
+    SINK,
+    STREAM,
+    WRITE,
+    ReadOptions,
+    WriteOptions,
+    parse,
+)
 
 PATH = {"path": "/g"}
 
@@ -36,7 +46,7 @@ def test_every_option_is_camel_case_with_a_scope_a_line_of_help_and_a_default_th
     option: options.Option,
 ) -> None:
     assert re.fullmatch(r"[a-z]+([A-Z][a-z]*)*", option.name)
-    assert set(option.scopes) <= {READ, WRITE, CREATE}
+    assert set(option.scopes) <= {READ, WRITE, CREATE, STREAM, SINK}
     assert option.scopes
     assert option.help
     assert "\n" not in option.help
@@ -85,6 +95,10 @@ def test_every_option_of_the_design_is_declared() -> None:
         "endingVersion",
         "startingTimestamp",
         "endingTimestamp",
+        "maxCommitsPerTrigger",
+        "maxRowsPerTrigger",
+        "skipChangeCommits",
+        "failOnDataLoss",
     }
     assert {one.name for one in OPTIONS} == designed
 
