@@ -68,6 +68,10 @@ class Child:
     def alive(self) -> bool:
         return self._process.is_alive()
 
+    def answered(self) -> bool:
+        """Tell whether the function has returned."""
+        return self._receive.poll(0)
+
     def kill(self) -> bool:
         """Kill it now; tell whether it was still running."""
         running = self.alive()
