@@ -18,6 +18,7 @@ from omnigraph_spark.maintenance.compacting import Detached, Group
 from omnigraph_spark.maintenance.indices import TableIndex
 from omnigraph_spark.maintenance.prepared import Prepared
 from omnigraph_spark.maintenance.rounds import Maintained, maintain
+from omnigraph_spark.manifest.rows import INDEX, OPTIMIZE
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.lance_errors import translated
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from omnigraph_spark.manifest.snapshot import TableEntry
     from omnigraph_spark.storage.store import Storage
 
-OPTIMIZE = "optimize"
-INDEX = "index"
 TARGET_ROWS = 1_048_576
 DELETIONS = 0.1
 

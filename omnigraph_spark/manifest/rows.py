@@ -16,6 +16,8 @@ VERSION = "table_version"
 TOMBSTONE = "table_tombstone"
 OURS = "omnigraph_spark"
 """Key in a version row's `metadata` JSON that holds what this connector adds."""
+OPTIMIZE, INDEX, HEAL = "optimize", "index", "heal"
+"""Modes of publishes that change no row: the versions that they make hold what those below hold."""
 
 PRIMARY_KEY_ANNOTATION = "lance-schema:unenforced-primary-key"
 

@@ -9,6 +9,8 @@ rival's publish refuses it.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +39,9 @@ from omnigraph_spark.storage.progress import Progress
 from omnigraph_spark.storage.relocation import open_for_reading
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import Committed, commit
-from omnigraph_spark.write.plan import MERGE, NewTable, plan_write
+from omnigraph_spark.write.plan import MERGE, NewTable, WritePlan, plan_write, refuse_moved_on
+
+_log = logging.getLogger(__name__)
 
 Start = Callable[[Storage, Sequence[TableMerge]], Runner]
 """Makes what runs the merges of tables."""
@@ -310,21 +314,39 @@ def publish(prepared: Prepared, options: WriteOptions) -> Committed:
         ExpectedVersionMismatch: somebody published to the target meanwhile; nothing was published.
         OmnigraphError: as every write.
     """
+    end = time.monotonic() + options.commit_timeout_seconds
+    while True:
+        planned = _planned(prepared, options)
+        try:
+            return commit(planned, prepared.runner.staged(planned))
+        except ExpectedVersionMismatch as error:
+            # Only maintenance may have come in between: then the rows are written again, to fit the
+            # versions that it made, and planning refuses whatever else came.
+            if time.monotonic() >= end:
+                raise
+            _log.info("merge %s: planning again: %s", planned.publish_id, error)
+
+
+def _planned(prepared: Prepared, options: WriteOptions) -> WritePlan:
+    """Plan a merge's write on the target's head, which holds the rows that were compared.
+
+    Raises:
+        ExpectedVersionMismatch: it doesn't any more.
+        OmnigraphError: as `plan_write`.
+    """
     storage, sides = prepared.storage, prepared.sides
+    now = load(storage, sides.target.branch)
     keys = prepared.written if prepared.mark is None else (prepared.mark,)
+    compared = {key: sides.target.version(key) for key in sorted({*sides.target.tables, *keys})}
+    refuse_moved_on(storage, now, compared)
     new = _definitions(storage, sides, keys)
     planned = plan_write(storage, replace(options, mode=MERGE), {key: new.get(key) for key in keys})
-    for key, target in planned.targets.items():
-        if target.version != sides.target.version(key):
-            raise ExpectedVersionMismatch(key, sides.target.version(key), target.version)
-    expected = sorted({*sides.target.tables, *planned.targets})
-    planned = replace(
+    return replace(
         planned,
-        expected={key: sides.target.version(key) for key in expected},
+        expected={key: now.version(key) for key in compared},
         dropped=prepared.dropped,
         merged_parent=sides.heads[0].graph_commit_id,
     )
-    return commit(planned, prepared.runner.staged(planned))
 
 
 def _definitions(storage: Storage, sides: Sides, keys: Sequence[str]) -> dict[str, NewTable]:

@@ -48,7 +48,7 @@ from omnigraph_spark.schema.property_types import EngineType, is_blob
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage, normalize_root
-from omnigraph_spark.write.reads import ReadFrom, Span, spans_of_others
+from omnigraph_spark.write.reads import ReadFrom, Span, has_same_rows, spans_of_others
 
 APPEND = "append"
 OVERWRITE = "overwrite"
@@ -203,7 +203,7 @@ def plan_write(
         key: _target(storage, snapshot, schema, options.mode, key, new)
         for key, new in sorted(tables.items())
     }
-    expected = _expected(options, snapshot, targets, read_versions or {})
+    expected = _expected(storage, options, snapshot, targets, read_versions or {})
     new_types = _new_types(snapshot, tables, targets)
     engine_schema.types_to_add(schema, new_types)  # refuses now what the commit would refuse
     integrity = rules.of_write(
@@ -386,6 +386,7 @@ def _new_types(
 
 
 def _expected(
+    storage: Storage,
     options: WriteOptions,
     snapshot: Snapshot,
     targets: Mapping[str, TableTarget],
@@ -411,7 +412,27 @@ def _expected(
     for key, version in options.expected_table_versions.items():
         layout.split_table_key(key)
         expected[key] = version
-    for key in sorted(expected):
-        if snapshot.version(key) != expected[key]:
-            raise ExpectedVersionMismatch(key, expected[key], snapshot.version(key))
+    refuse_moved_on(storage, snapshot, expected)
     return expected
+
+
+def refuse_moved_on(storage: Storage, snapshot: Snapshot, expected: Mapping[str, int]) -> None:
+    """Refuse where a table was changed since the version that is expected of it.
+
+    Maintenance changes no row; what it published since is no change. `snapshot` is a branch's head.
+
+    Raises:
+        ExpectedVersionMismatch: a table was changed.
+        StorageError: the store failed.
+    """
+    moved = [key for key in sorted(expected) if snapshot.version(key) != expected[key]]
+    if not moved:
+        return
+    rows: pa.Table | None = None
+    if snapshot.graph_version > 0:
+        manifest = open_manifest(storage, snapshot.branch, snapshot.graph_version)
+        rows = read_rows(manifest)
+    for key in moved:
+        found = snapshot.version(key)
+        if rows is None or not has_same_rows(rows, key, expected[key], found):
+            raise ExpectedVersionMismatch(key, expected[key], found)

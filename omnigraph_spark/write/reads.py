@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnigraph_spark.manifest.rows import OURS, VERSION
+from omnigraph_spark.manifest.rows import HEAL, INDEX, OPTIMIZE, OURS, VERSION
 from omnigraph_spark.manifest.snapshot import TableEntry
 
 FRAMES = "frames"
@@ -60,6 +60,18 @@ def spans_of_others(rows: pa.Table, read: ReadFrom, entry: TableEntry) -> tuple[
     if began is not None:
         spans.append((*began, *position))
     return tuple(spans)
+
+
+def has_same_rows(rows: pa.Table, key: str, expected: int, published: int) -> bool:
+    """Tell whether a table's published version holds exactly the rows of an older one.
+
+    So it is where nothing but maintenance was published in between: an expectation of the older
+    version is met by the newer one. `rows` are those of the branch's `__manifest`.
+    """
+    if not 0 < expected < published:
+        return expected == published
+    steps = [ours for v, (_, ours) in _published(rows, key, expected).items() if v <= published]
+    return bool(steps) and all(ours.get("mode") in (OPTIMIZE, INDEX, HEAL) for ours in steps)
 
 
 def _published(

@@ -44,7 +44,14 @@ from omnigraph_spark.manifest.publisher import (
     publish,
 )
 from omnigraph_spark.manifest.rows import OURS, ManifestRow, TableRow, TombstoneRow
-from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, load, read_rows
+from omnigraph_spark.manifest.snapshot import (
+    Snapshot,
+    TableEntry,
+    fold,
+    load,
+    open_manifest,
+    read_rows,
+)
 from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.refs import property_files
 from omnigraph_spark.schema.model import EngineSchema
@@ -68,7 +75,7 @@ from omnigraph_spark.write.plan import (
     TableTarget,
     WritePlan,
 )
-from omnigraph_spark.write.reads import FRAMES
+from omnigraph_spark.write.reads import FRAMES, has_same_rows
 from omnigraph_spark.write.tasks.stage import StagedTable
 
 # The pause after a lost round: shorter each time, since with growing ones a writer that has lost
@@ -169,6 +176,7 @@ class _Write:
         self._check = CommitCheck(plan, by_table)
         self._run_started = False
         self._tables_tried = False
+        self._followed: dict[str, int] = {}
 
     def run(self, heartbeat: Heartbeat) -> Committed:
         """Go round until published, refused or out of time."""
@@ -217,7 +225,9 @@ class _Write:
         if isinstance(error, RowConflictError):
             return False
         if isinstance(error, ExpectedVersionMismatch):
-            return error.table_key not in self._plan.expected
+            return error.table_key not in self._plan.expected or self._is_maintained(
+                error.table_key
+            )
         return keeps_ids(self._plan) or not self._plan.expected
 
     def _once(self, heartbeat: Heartbeat) -> Published:
@@ -235,7 +245,7 @@ class _Write:
         if staged_files.are_published(plan, self._by_table, snapshot):
             self._round.files_used = True
             return Published(version, skipped=True)
-        self._check_expected(snapshot)
+        self._check_expected(snapshot, rows)
         if not self._is_matched(snapshot, rows):
             return Published(version, skipped=True)
         plan = self._plan
@@ -354,17 +364,36 @@ class _Write:
         )
 
     def _expected(self) -> dict[str, int]:
-        """Return the plan's expectations, moved on where this write rolled a dead one back."""
-        expected = dict(self._plan.expected)
-        for key, version in expected.items():
-            while (healed := self._round.healed.get((self._plan.branch, key, version))) is not None:
-                expected[key] = version = healed
-        return expected
+        """Return the plan's expectations, moved on over maintenance, which changes no row."""
+        return {**self._plan.expected, **self._followed}
 
-    def _check_expected(self, snapshot: Snapshot) -> None:
-        for key, version in sorted(self._expected().items()):
-            if snapshot.version(key) != version:
-                raise ExpectedVersionMismatch(key, version, snapshot.version(key))
+    def _check_expected(self, snapshot: Snapshot, rows: pa.Table) -> None:
+        """Compare the plan's expectations with a round's snapshot; follow them over maintenance.
+
+        Raises:
+            ExpectedVersionMismatch: a table was changed.
+        """
+        self._followed = {}
+        for key, version in sorted(self._plan.expected.items()):
+            found = snapshot.version(key)
+            if found == version:
+                continue
+            if not self._holds(key, version, found, rows):
+                raise ExpectedVersionMismatch(key, version, found)
+            self._followed[key] = found
+
+    def _holds(self, key: str, version: int, found: int, rows: pa.Table) -> bool:
+        """Tell whether what the plan expects of a table is true of another published version."""
+        target = self._plan.targets.get(key)
+        if target is not None and not updates.can_be_matched_again(self._plan, target):
+            return False
+        return has_same_rows(rows, key, version, found)
+
+    def _is_maintained(self, key: str) -> bool:
+        """Tell whether nothing but maintenance moved a table since its version was expected."""
+        rows = read_rows(open_manifest(self._plan.storage, self._plan.branch))
+        found = fold(rows, self._plan.branch, 0).version(key)
+        return self._holds(key, self._plan.expected[key], found, rows)
 
     def _start_run(self, version: int) -> None:
         if self._run_started:

@@ -24,7 +24,7 @@ from omnigraph_spark.history import commits, runs
 from omnigraph_spark.manifest import crash_records
 from omnigraph_spark.manifest.crash_records import CrashRecord
 from omnigraph_spark.manifest.publisher import Publish, has_publish, publish
-from omnigraph_spark.manifest.rows import OURS, VersionRow
+from omnigraph_spark.manifest.rows import HEAL, OURS, VersionRow
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, read_rows
 from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.refs import forks
@@ -34,8 +34,6 @@ from omnigraph_spark.storage.lance_errors import DatasetNotFoundError
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.table_commit import dataset_metadata
 from omnigraph_spark.write.commit.table_head import Round, StartOver, settle, strip
-
-HEAL_MODE = "heal"
 
 _log = logging.getLogger(__name__)
 
@@ -124,10 +122,6 @@ def roll_back(
         raise StartOver(f"a rival published while a dead write was rolled back: {error}") from error
     except PublishOutcomeUnknown as error:  # of this roll-back, not of the write that does it
         raise StartOver(f"whether a dead write is rolled back is unknown: {error}") from error
-    for row in changes:
-        if row.object_version is None:
-            place = (snapshot.branch, row.table_key, snapshot.version(row.table_key))
-            round_.healed[place] = row.table_version
     _faults.point("heal.after_publish")
     try:
         commits.record_publish(
@@ -161,7 +155,7 @@ def _restored(
         return []
     metadata = {
         **dataset_metadata(round_, entry.location, branch, version),
-        OURS: {"publish_id": publish_id, "mode": HEAL_MODE, "rows_added": 0, "rows_removed": 0},
+        OURS: {"publish_id": publish_id, "mode": HEAL, "rows_added": 0, "rows_removed": 0},
     }
     row = VersionRow(entry.table_key, version, branch, entry.row_count, metadata)
     skipped = [replace(row, object_version=number) for number in range(pinned + 1, version)]

@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +48,7 @@ class Round:
     `fresh` reads the branch's snapshot anew; it is how a waiting writer sees that a head was
     published. `dead` are the publish ids of writers that are known to be gone. `files_used` says
     that staged files may be part of a table version, so that only cleanup may delete them (PROTOCOL
-    19). `healed` maps (branch, table key, version) to the version of equal content that this write
-    itself published when it rolled dead writes back: what the caller expects is then expected
-    there.
+    19).
     """
 
     storage: Storage
@@ -59,7 +57,6 @@ class Round:
     fresh: Callable[[], Snapshot]
     dead: frozenset[str] = frozenset()
     files_used: bool = False
-    healed: dict[tuple[str, str, int], int] = field(default_factory=dict)
 
 
 def commit(

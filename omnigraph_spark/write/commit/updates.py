@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from omnigraph_spark.errors import ExpectedVersionMismatch, IntegrityError
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
+from omnigraph_spark.schema.property_types import is_blob
 from omnigraph_spark.storage import column_numbers
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
@@ -147,21 +148,32 @@ def matched(
     `rows` are those of the `__manifest` that the snapshot is of.
 
     Raises:
-        ExpectedVersionMismatch: a merge of branches, which compared the versions that it planned.
+        ExpectedVersionMismatch: the staged rows of a table hold for the planned version alone.
         OmnigraphError: as `rematched`.
     """
     stale = [key for key in sorted(by_table) if by_table[key] and is_stale(plan, snapshot, key)]
     if not stale:
         return None
-    if plan.merged_parent is not None:
-        planned = plan.targets[stale[0]].version
-        raise ExpectedVersionMismatch(stale[0], planned, snapshot.version(stale[0]))
+    for key in stale:
+        if not can_be_matched_again(plan, plan.targets[key]):
+            raise ExpectedVersionMismatch(key, plan.targets[key].version, snapshot.version(key))
     targets, staged = dict(plan.targets), dict(by_table)
     for key in stale:
         targets[key], staged[key] = rematched(plan, snapshot, rows, key, by_table[key])
     again = replace(plan, targets=targets)
     refuse_doubles(again, staged)  # two new rows of one key are two updates by now
     return again, staged
+
+
+def can_be_matched_again(plan: WritePlan, target: TableTarget) -> bool:
+    """Tell whether what is staged for a table can be matched to another version than the planned.
+
+    Not what a merge of branches staged: it decided by the versions that it compared, and names rows
+    to delete. Nor rows with blobs, which can't be read again from the staged files.
+    """
+    if plan.merged_parent is not None:
+        return False
+    return plan.mode != MERGE or not any(is_blob(field) for field in target.schema)
 
 
 def for_round(plan: WritePlan, by_table: ByTable, snapshot: Snapshot) -> tuple[WritePlan, ByTable]:
