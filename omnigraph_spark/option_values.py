@@ -107,7 +107,7 @@ def pairs(example: str) -> Parser:
 
     def parse(name: str, value: str) -> dict[str, str]:
         found: dict[str, str] = {}
-        for part in re.split(r",(?![^()]*\))", value):
+        for part in _parts(value):
             left, colon, right = (
                 piece.strip() for piece in _KIND.sub("", part.strip()).partition(":")
             )
@@ -117,6 +117,21 @@ def pairs(example: str) -> Parser:
         return found
 
     return parse
+
+
+def _parts(value: str) -> list[str]:
+    """Return what commas separate, but those inside brackets: `enum(a, b)`, `map<string, int>`."""
+    parts, depth = [""], 0
+    for at, character in enumerate(value):
+        if character in "(<":
+            depth += 1
+        elif character == ")" or (character == ">" and value[at - 1 : at] != "-"):
+            depth = max(0, depth - 1)
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 def malformed(name: str, value: str, expected: str) -> OptionError:

@@ -118,7 +118,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("keys", pairs("Person: name"), None, (WRITE,),
            "key properties of node tables that are created: `Person: name`"),
     Option("types", pairs("Person.vec: Vector(4)"), None, (WRITE,),
-           "engine types of new columns: `Person.vec: Vector(4), Person.n: U32`"),
+           "types of new columns, the engine's or Spark's: `Person.vec: Vector(4), Person.n: bigint`"),
+    Option("storeAssignment", choice("ansi", "exact"), "ansi", (WRITE,),
+           "how values get into columns of other types: `ansi`, as Spark's SQL stores them (numbers"
+           " are rounded, overflow is an error); `exact`: refused where anything is lost"),
     Option("integrity", choice("off", "keys", "strict"), "strict", (WRITE,),
            "`off`: nulls and types; `keys`: also `@range`, `@check`, unique ids, `@unique`;"
            " `strict`: also edge ends and `@card`, and, if it is asked for by name, that an overwrite"
@@ -342,6 +345,7 @@ class WriteOptions:
     last_writer_wins: bool
     integrity: str
     merge_schema: bool
+    exact: bool
     on_delete: str
     overwrite_empty: bool
     bad_records_path: str | None
@@ -391,6 +395,7 @@ class WriteOptions:
             if "integrity" in parsed.given
             else option_rules.WRITTEN,
             merge_schema=parsed.get("mergeSchema"),
+            exact=parsed.get("storeAssignment") == "exact",
             on_delete=parsed.get("onDelete"),
             overwrite_empty=parsed.get("overwriteEmpty"),
             bad_records_path=parsed.get("badRecordsPath"),

@@ -112,6 +112,30 @@ class SchemaMethods:
         asked = self._write_options("append", branch, write_options)
         return properties.drop_property(self._store(), asked, table, name)
 
+    def alter_property(
+        self,
+        table: str,
+        name: str,
+        *,
+        nullable: bool = True,
+        branch: str = layout.MAIN,
+        **write_options: str,
+    ) -> Committed:
+        """Let a property be null: `alter_property("node:Person", "age", nullable=True)`.
+
+        No row is written again. If it may be null already, nothing is published.
+
+        Raises:
+            OptionError: `nullable` is false; a property can't be made NOT NULL.
+            SchemaMismatchError: no such property, or it is the key, `id`, `src` or `dst`.
+            UnsupportedError: an interface or another branch holds on to it.
+            OmnigraphError: as `write`.
+        """
+        from omnigraph_spark.schema_changes import properties
+
+        asked = self._write_options("append", branch, write_options)
+        return properties.alter_property(self._store(), asked, table, name, nullable)
+
     def rename_property(
         self, table: str, old: str, new: str, *, branch: str = layout.MAIN, **write_options: str
     ) -> Committed:

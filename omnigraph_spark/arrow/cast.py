@@ -1,14 +1,15 @@
 """Exact conversion of Arrow arrays between types; no Spark, no Lance, no pandas.
 
 `convert` walks lists, structs, maps, dictionaries and extensions; what happens to plain values is
-up to a *leaf* function: `exact_leaf` here for writing (nothing is lost, or `pa.ArrowInvalid`), and
-the one of `arrow_read` for reading. All runs on executors, once per column and batch, without a
-Python loop over rows. pyarrow's errors stay inside this package: callers make typed ones of them.
+up to a *leaf* function: for writing `ansi_leaf` (as Spark's SQL stores) and `exact_leaf` (nothing
+is lost, or `pa.ArrowInvalid`), for reading the one of `to_spark`. All runs on executors, once per
+column and batch, without a Python loop over rows. pyarrow's errors stay inside this package:
+callers make typed ones of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -166,28 +167,43 @@ def can_cast(source: pa.DataType, target: pa.DataType) -> bool:
     The answer is about the types alone: a long may go into an int column, and a value that is too
     large is then refused by `exact_leaf`.
     """
+    return _goes(source, target, _CASTS)
+
+
+def _goes(source: pa.DataType, target: pa.DataType, casts: Collection[tuple[str, str]]) -> bool:
     if pt.is_null(source):
         return True
     if isinstance(target, pa.BaseExtensionType):
         blob = target.extension_name == BLOB_EXTENSION
-        return can_cast(source, pa.large_binary() if blob else target.storage_type)
+        return _goes(source, pa.large_binary() if blob else target.storage_type, casts)
     if pt.is_dictionary(target):
-        return can_cast(source, target.value_type)
+        return _goes(source, target.value_type, casts)
     if pt.is_dictionary(source):
-        return can_cast(source.value_type, target)
+        return _goes(source.value_type, target, casts)
     if is_list_like(source) and is_list_like(target):
-        return can_cast(source.value_type, target.value_type)
+        return _goes(source.value_type, target.value_type, casts)
     if pt.is_map(source) and pt.is_map(target):
-        return can_cast(source.key_type, target.key_type) and can_cast(
-            source.item_type, target.item_type
+        return _goes(source.key_type, target.key_type, casts) and _goes(
+            source.item_type, target.item_type, casts
         )
     if pt.is_struct(source) and pt.is_struct(target):
         given = {field.name: field for field in source}
         return given.keys() <= {field.name for field in target} and all(
-            can_cast(given[field.name].type, field.type) if field.name in given else field.nullable
+            _goes(given[field.name].type, field.type, casts)
+            if field.name in given
+            else field.nullable
             for field in target
         )
-    return (_kind(source), _kind(target)) in _CASTS
+    return (_kind(source), _kind(target)) in casts
+
+
+def can_store(source: pa.DataType, target: pa.DataType) -> bool:
+    """Tell whether values of `source` may go into a column of `target` by ANSI store assignment.
+
+    Beyond `can_cast`: any number into any number, and whole numbers, booleans and dates into text.
+    What takes the session's time zone, and text of fractions, only Spark can cast.
+    """
+    return _goes(source, target, _CASTS | _STORES)
 
 
 _KINDS: tuple[tuple[str, Callable[[pa.DataType], bool]], ...] = (
@@ -214,6 +230,14 @@ _CASTS = {(kind, kind) for kind, _ in _KINDS} | {
     ("int", "float"),
     ("int", "decimal"),
     ("decimal", "int"),
+}
+_STORES = {
+    ("float", "int"),
+    ("float", "decimal"),
+    ("decimal", "float"),
+    ("int", "string"),
+    ("bool", "string"),
+    ("date", "string"),
 }
 
 
@@ -247,6 +271,83 @@ def exact_leaf(array: pa.Array, target: pa.DataType) -> pa.Array:
     if pt.is_floating(target):
         _check_same_floats(array, cast)
     return cast
+
+
+def ansi_leaf(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Return plain values as `target` by the rules by which Spark's SQL stores them (ANSI).
+
+    Digits and parts of a second that the target doesn't have go: decimals are rounded half up,
+    fractions of whole numbers cut off, floats rounded to the nearest, times rounded down. What
+    overflows is refused, also where Spark itself makes an infinity of it.
+
+    Raises:
+        pa.ArrowInvalid: a value overflows, NaN or infinity for a whole number or decimal, or the
+            types don't go together.
+    """
+    source = array.type
+    if not can_store(source, target):
+        raise pa.ArrowInvalid(f"{source} is never cast to {target}")
+    if pt.is_floating(target):
+        return _stored_floats(array, target)
+    if pt.is_integer(target) and pt.is_floating(source):
+        return _stored_whole(array, target)
+    if pt.is_integer(target) and pt.is_decimal(source):
+        options = pc.CastOptions(target, allow_decimal_truncate=True)
+        return array.cast(options=options)
+    if pt.is_decimal(target) and not pt.is_integer(source):
+        return _stored_decimals(array, target)
+    if pt.is_date64(target) or pt.is_timestamp(target):
+        return _stored_times(array, target)
+    return exact_leaf(array, target) if can_cast(source, target) else array.cast(target)
+
+
+def _stored_floats(array: pa.Array, target: pa.DataType) -> pa.Array:
+    if pt.is_decimal(array.type):  # through text: Arrow's own way may miss the nearest number
+        return array.cast(pa.utf8()).cast(target)
+    cast = array.cast(target, safe=False)
+    if pt.is_floating(array.type):
+        _refuse(pc.and_(pc.is_inf(cast), pc.is_finite(array)), target)
+    return cast
+
+
+def _stored_whole(array: pa.Array, target: pa.DataType) -> pa.Array:
+    whole = pc.trunc(array.cast(pa.float64()))
+    bits, signed = target.bit_width, pt.is_signed_integer(target)
+    low, high = (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1)) if signed else (0.0, 2.0**bits)
+    fits = pc.and_(pc.greater_equal(whole, low), pc.less(whole, high))
+    _refuse(pc.invert(fits), target)  # NaN fits nowhere
+    return whole.cast(target, safe=False)
+
+
+def _stored_decimals(array: pa.Array, target: pa.DataType) -> pa.Array:
+    if pt.is_floating(array.type):
+        # Spark takes the digits that the number is shown with. Those too small to matter are more
+        # than a decimal holds.
+        tiny = pc.less(pc.abs(array), 10.0 ** -(target.scale + 1))
+        shown = pc.if_else(tiny, pa.scalar(0, array.type), array).cast(pa.utf8())
+        array = shown.cast(pa.decimal256(76, target.scale + 18))
+    wide = array.cast(pa.decimal256(76, array.type.scale))
+    if array.type.scale > target.scale:
+        wide = pc.round(wide, target.scale, round_mode="half_towards_infinity")
+    return wide.cast(target)
+
+
+def _stored_times(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Return times in a coarser unit rounded down, as Spark does, also before 1970."""
+    unit = "ms" if pt.is_date64(target) else target.unit
+    if not pt.is_timestamp(array.type) or array.type.unit == unit:
+        return exact_leaf(array, target)
+    zone = array.type.tz
+    coarse = array.cast(pa.timestamp(unit, zone), safe=False)
+    fine = coarse.cast(array.type)
+    too_high = pc.greater(fine.view(pa.int64()), array.view(pa.int64()))
+    floor = pc.subtract(coarse.view(pa.int64()), too_high.cast(pa.int64()))
+    return floor.view(target) if pt.is_date64(target) else floor.view(coarse.type).cast(target)
+
+
+def _refuse(wrong: pa.Array, target: pa.DataType) -> None:
+    if pc.any(wrong).as_py():
+        raise pa.ArrowInvalid(f"{target} can't hold the value")
 
 
 def _exact_floats(array: pa.Array, target: pa.DataType) -> pa.Array:

@@ -1,7 +1,8 @@
 """From a frame's batches to batches that fit a table's stored schema exactly; no Spark needed.
 
 `check_columns` runs on the driver before anything is written, `to_table_batch` on executors once
-per batch. Columns are matched by name, values are cast only when nothing is lost (DESIGN 2, Types).
+per batch. Columns are matched by name, values are stored as Spark's SQL stores them, or without any
+loss (`storeAssignment`).
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import pyarrow.compute as pc
 from pyarrow import types as pt
 
 from omnigraph_spark.arrow.cast import (
+    Leaf,
     NullFoundError,
+    ansi_leaf,
     can_cast,
+    can_store,
     convert,
     exact_leaf,
     fresh,
@@ -40,7 +44,11 @@ _MAX_SAMPLE = 80
 
 
 def check_columns(
-    frame: pa.Schema, table: pa.Schema, table_key: str, may_lack: Collection[str] = ()
+    frame: pa.Schema,
+    table: pa.Schema,
+    table_key: str,
+    may_lack: Collection[str] = (),
+    exact: bool = False,
 ) -> None:
     """Refuse a frame that can't be written into a table, whatever its rows are.
 
@@ -56,7 +64,7 @@ def check_columns(
     lacks = set(may_lack) | ({"id"} if layout.is_edge(table_key) else set())
     for field in table:
         if field.name in frame.names:
-            check_type(frame.field(field.name), field, table_key)
+            check_type(frame.field(field.name), field, table_key, exact)
         elif not field.nullable and field.name not in lacks:
             raise _missing(field.name, table_key, frame.names)
 
@@ -105,13 +113,13 @@ def _missing(
     )
 
 
-def check_type(source: pa.Field, target: pa.Field, table_key: str) -> None:
-    """Refuse a column whose type is never cast to the stored one.
+def check_type(source: pa.Field, target: pa.Field, table_key: str, exact: bool = False) -> None:
+    """Refuse a column whose type is never cast to the stored one, or (`exact`) not without loss.
 
     Raises:
         SchemaMismatchError: names the column and both types.
     """
-    if not can_cast(source.type, _target_type(target)):
+    if not (can_cast if exact else can_store)(source.type, _target_type(target)):
         raise SchemaMismatchError(
             f"Column {target.name} of {table_key} has another type",
             expected=shown(target),
@@ -153,8 +161,12 @@ def check_new_names(names: Iterable[str], table_key: str, existing: Collection[s
             )
 
 
-def to_table_batch(batch: pa.RecordBatch, schema: pa.Schema, table_key: str) -> pa.RecordBatch:
-    """Return `batch` as exactly `schema`: by name, without loss, missing nullable columns null.
+def to_table_batch(
+    batch: pa.RecordBatch, schema: pa.Schema, table_key: str, exact: bool = True
+) -> pa.RecordBatch:
+    """Return `batch` as exactly `schema`: by name, missing nullable columns null.
+
+    With `exact` nothing is lost; else values are stored as Spark's SQL stores them (`ansi_leaf`).
 
     Runs on executors, once per batch, after ids were filled in. Decimals are copied into fresh
     buffers (FACTS 16); fixed-size lists keep the slots of null rows. Nothing is written.
@@ -169,9 +181,10 @@ def to_table_batch(batch: pa.RecordBatch, schema: pa.Schema, table_key: str) -> 
     _check_doubles(names, table_key)
     _check_extra(names, schema.names, table_key)
     arrays = []
+    leaf = exact_leaf if exact else ansi_leaf
     for field in schema:
         if field.name in names:
-            arrays.append(_table_column(batch, field, table_key))
+            arrays.append(_table_column(batch, field, table_key, leaf))
         elif field.nullable:
             arrays.append(convert(pa.nulls(batch.num_rows), _target_type(field), exact_leaf))
         else:
@@ -215,31 +228,34 @@ def _target_type(field: pa.Field) -> pa.DataType:
     return blob_type(field.type) if pt.is_struct(field.type) else field.type
 
 
-def _table_column(batch: pa.RecordBatch, field: pa.Field, table_key: str) -> pa.Array:
+def _table_column(batch: pa.RecordBatch, field: pa.Field, table_key: str, leaf: Leaf) -> pa.Array:
     column = fresh(batch.column(field.name))
     if column.null_count and not field.nullable:
         raise _null(batch, column, f"{field.name}", table_key)
     target = _target_type(field)
     try:
-        return _converted(column, target)
+        return _converted(column, target, leaf)
     except NullFoundError as error:
-        row = _first_bad(column, target)
+        row = _first_bad(column, target, leaf)
         raise _null(batch, column, f"{field.name} ({error})", table_key, row) from error
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        sample = _sample(column, _first_bad(column, target))
+        sample = _sample(column, _first_bad(column, target, leaf))
         raise SchemaMismatchError(
-            f"A value doesn't fit column {field.name} of {table_key} exactly",
+            f"A value doesn't fit column {field.name} of {table_key}"
+            + (" exactly" if leaf is exact_leaf else ""),
             expected=shown(field),
             found=f"{column.type}, for example {sample} ({_short(error)})",
-            hint="Cast the column with Spark: a write casts only when nothing is lost",
+            hint="Cast the column with Spark: with storeAssignment=exact nothing may be lost"
+            if leaf is exact_leaf
+            else "Cast the column with Spark, or drop those rows",
             table_key=table_key,
             column=field.name,
         ) from error
 
 
-def _converted(column: pa.Array, target: pa.DataType) -> pa.Array:
+def _converted(column: pa.Array, target: pa.DataType, leaf: Leaf) -> pa.Array:
     refuse_broken_text(column)
-    return convert(column, target, exact_leaf)
+    return convert(column, target, leaf)
 
 
 def _null(
@@ -262,20 +278,22 @@ def _null(
     )
 
 
-def _first_bad(column: pa.Array, target: pa.DataType) -> int:
+def _first_bad(column: pa.Array, target: pa.DataType, leaf: Leaf) -> int:
     """Return the row of the first value that `convert` refuses, found by halving."""
     low, high = 0, len(column)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (
-            (low, middle) if _refused(column.slice(low, middle - low), target) else (middle, high)
+            (low, middle)
+            if _refused(column.slice(low, middle - low), target, leaf)
+            else (middle, high)
         )
     return low
 
 
-def _refused(part: pa.Array, target: pa.DataType) -> bool:
+def _refused(part: pa.Array, target: pa.DataType, leaf: Leaf) -> bool:
     try:
-        _converted(part, target)
+        _converted(part, target, leaf)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
         return True
     return False

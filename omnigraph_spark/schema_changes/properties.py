@@ -36,7 +36,7 @@ from omnigraph_spark.schema.model import (
     Property,
     engine_type_of,
 )
-from omnigraph_spark.spark import ddl, merge_schema, spark_types
+from omnigraph_spark.spark import ddl, field_metadata, merge_schema, spark_types
 from omnigraph_spark.spark.frame_plan import plan_frames
 from omnigraph_spark.spark.spark_types import NewColumn
 from omnigraph_spark.storage import layout
@@ -53,8 +53,9 @@ def add_property(
 ) -> Committed:
     """Add a nullable property; rows that are there have null.
 
-    `kind` is an engine type such as `String?` or `Vector(4)?`, or a Spark type. Where the table has
-    that column already, nothing is published, and the schema files learn of it if they may.
+    `kind` is an engine type such as `String?` or `Vector(4)?`, or a Spark type or its name. Where
+    the table has that column already, nothing is published, and the schema files learn of it if
+    they may.
 
     Raises:
         OptionError: a type that allows no nulls, or none at all.
@@ -136,6 +137,34 @@ def rename_property(
     return _reshaped(storage, plan, target, {old: new})
 
 
+def alter_property(
+    storage: Storage, options: WriteOptions, table: str, name: str, nullable: bool
+) -> Committed:
+    """Let a property be null that might not be; values and indices stay.
+
+    Raises:
+        OptionError: `nullable` is false: rows that are there may have null.
+        SchemaMismatchError: the table has no such property, or it is its key, `id`, `src` or `dst`.
+        UnsupportedError: an interface declares it, or another branch's table must have a value.
+        TableNotFoundError: no such table.
+        CommitTimeoutError, PublishOutcomeUnknown, StorageError: as a write.
+    """
+    if not nullable:
+        raise OptionError(
+            f"{name} can't be made NOT NULL: rows of older versions may have null",
+            expected="nullable=True",
+            found="nullable=False",
+            hint="Write the table to another graph with the option types to have it so",
+        )
+    plan = _plan(storage, options, table)
+    (target,) = plan.targets.values()
+    _check_free(storage, plan, target, name)
+    if target.schema.field(name).nullable:
+        version = load(storage, plan.branch).graph_version
+        return Committed(plan.publish_id, version, skipped=True)
+    return _reshaped(storage, plan, target, {name: name})
+
+
 def _plan(storage: Storage, options: WriteOptions, table: str) -> WritePlan:
     snapshot = head(storage, options)
     if ":" in table:
@@ -148,10 +177,10 @@ def _plan(storage: Storage, options: WriteOptions, table: str) -> WritePlan:
 
 
 def _column(name: str, kind: str | DataType) -> NewColumn:
-    if isinstance(kind, DataType):
-        return spark_types.new_property(StructField(name, kind, True))
-    engine = property_types.parse(kind)
-    if not engine.nullable:
+    engine = spark_types.asked_type(kind) if isinstance(kind, str) else kind
+    if isinstance(engine, DataType):
+        return spark_types.new_property(StructField(name, engine, True))
+    if isinstance(kind, str) and not engine.nullable:
         raise OptionError(
             f"A new property must allow nulls: rows that are there have no value of {name}",
             expected=f"{kind.strip()}?",
@@ -227,10 +256,13 @@ def _under(forgotten: Forgotten, names: Mapping[str, str | None], schema: pa.Sch
     for old, new in names.items():
         if new is None:
             continue
-        engine = engine_type_of(schema.field(old).with_name(new), {})
+        field = schema.field(old).with_name(new)
+        relaxed = new == old
+        engine = engine_type_of(field.with_nullable(True) if relaxed else field, {})
         if not isinstance(engine, LeftOut):
             there = known.get(old, Property(new, engine))
-            properties.append(Property(new, there.type, there.annotations))
+            kind = replace(there.type, nullable=True) if relaxed else there.type
+            properties.append(Property(new, kind, there.annotations))
     for rule in forgotten.rules:
         columns = tuple(names.get(name, name) for name in rule.columns)
         if None not in columns:
@@ -259,6 +291,7 @@ def add_table(
         )
     if isinstance(columns, str):
         columns = ddl.parse_columns(columns) if columns.strip() else StructType([])
+    columns = field_metadata.required(columns)
     fixed = [
         StructField(name, StringType(), nullable=False)
         for name in SYSTEM_COLUMNS[kind]

@@ -12,6 +12,7 @@ from pyspark.sql import types as T
 from pyspark.sql.types import DataType, StructField, StructType
 
 from omnigraph_spark.errors import OptionError
+from omnigraph_spark.spark import field_metadata
 
 _SIMPLE: dict[str, DataType] = {
     "string": T.StringType(),
@@ -48,12 +49,28 @@ def parse_columns(text: str) -> StructType:
     names = [field.name for field in fields]
     if len({name.lower() for name in names}) != len(names):
         raise OptionError("Option schema names a column twice", found=", ".join(names)[:200])
-    return StructType(fields)
+    return field_metadata.required(StructType(fields))
+
+
+def parse_type(text: str) -> DataType:
+    """Return the type that a text names as Spark's DDL does, such as `decimal(10, 2)`.
+
+    Raises:
+        OptionError: it names none that a table can have.
+    """
+    return _Parser(text, "type", "'bigint', 'decimal(10, 2)', 'array<double>'").alone()
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
+    def __init__(
+        self,
+        text: str,
+        what: str = "Option schema",
+        example: str = f"a column list such as {_EXAMPLE}",
+    ) -> None:
         self._text = text
+        self._what = what
+        self._example = example
         self._tokens: list[str] = []
         at = 0
         while text[at:].strip():
@@ -71,6 +88,13 @@ class _Parser:
             self._take()
             found.append(self._field())
         if self._peek() != end:
+            raise self._malformed(self._peek())
+        return found
+
+    def alone(self) -> DataType:
+        """Read one type, and nothing behind it."""
+        found = self._type()
+        if self._peek() is not None:
             raise self._malformed(self._peek())
         return found
 
@@ -162,7 +186,7 @@ class _Parser:
 
     def _malformed(self, found: str | None) -> OptionError:
         return OptionError(
-            "Option schema is malformed",
-            expected=f"a column list such as {_EXAMPLE}",
+            f"{self._what} is malformed",
+            expected=self._example,
             found=repr(found) if found else "the end of the text",
         )

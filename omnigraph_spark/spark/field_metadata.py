@@ -2,8 +2,9 @@
 
 `omnigraph.type`: the stored type and the engine's rules of a column (DESIGN 2, Types).
 `omnigraph.read`: which version a frame was read from (FACTS 39). `omnigraph.table`: the binding of
-a catalog table (FACTS 1). `omnigraph.pack`, on `_table`: the tables of a whole-graph frame. All is
-used on the driver. None of it may hold a secret: Spark stores and shows field metadata.
+a catalog table (FACTS 1). `omnigraph.pack`, on `_table`: the tables of a whole-graph frame.
+`omnigraph.required`: a person said NOT NULL of a column, where Spark only infers it. All is used on
+the driver. None of it may hold a secret: Spark stores and shows field metadata.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ TYPE = "omnigraph.type"
 READ = "omnigraph.read"
 TABLE = "omnigraph.table"
 PACK = "omnigraph.pack"
+REQUIRED = "omnigraph.required"
 VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 _MARK_FLOOR = 1 << 30
 _MARK_RANGE = 1 << 29
@@ -235,3 +237,15 @@ def _loads(text: object, kind: type[_T]) -> _T | None:
     except ValueError:
         return None
     return plain if isinstance(plain, kind) else None
+
+
+def required(schema: StructType) -> StructType:
+    """Return a schema in which every column that is NOT NULL is so because a person said it."""
+    return StructType(
+        [
+            f
+            if f.nullable
+            else StructField(f.name, f.dataType, False, {**f.metadata, REQUIRED: "1"})
+            for f in schema.fields
+        ]
+    )

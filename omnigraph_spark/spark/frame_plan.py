@@ -154,7 +154,7 @@ def key_among(plan: WritePlan, name: str) -> str:
 def restored(plan: WritePlan, schema: StructType) -> FramePlan:
     """Return the plan of one table of `plan_frames`, in the process that stages its frame."""
     (target,) = plan.targets.values()
-    _check(schema, target)
+    _check(schema, target, plan.settings.exact)
     return FramePlan(plan, Routing(single=target.table_key), frozenset({target.table_key}))
 
 
@@ -183,7 +183,7 @@ def _plan_whole_graph(options: WriteOptions, schema: StructType) -> FramePlan:
     # Without definitions nobody knows which tables will have rows: what those lack, their tasks
     # refuse.
     for key, target in plan.targets.items() if known is not None else ():
-        _check(_own_frame(schema, owned[key]), target)
+        _check(_own_frame(schema, owned[key]), target, options.exact)
     demanded = frozenset(options.expected_table_versions)
     if known is None:
         return FramePlan(plan, Routing(ownership=owned), frozenset(), demanded=demanded)
@@ -221,7 +221,7 @@ def _plan_tables(
         plan = merge_schema.widened(plan, options, {**definitions, **given})
     for key, schema in written.items():
         if schema is not None:
-            _check(schema, plan.targets[key])
+            _check(schema, plan.targets[key], options.exact)
     made = frozenset(
         key for key, schema in written.items() if schema is not None and "id" not in schema.names
     )
@@ -254,7 +254,7 @@ def _refuse_unwritten(options: WriteOptions, written: Collection[str]) -> None:
                 )
 
 
-def _check(schema: StructType, target: TableTarget) -> None:
+def _check(schema: StructType, target: TableTarget, exact: bool) -> None:
     may_lack = ("id",) if target.key is not None or layout.is_edge(target.table_key) else ()
     if target.mode == DELETE:
         _check_has_id(schema, target)
@@ -263,7 +263,7 @@ def _check(schema: StructType, target: TableTarget) -> None:
     if target.mode == MERGE:
         _check_has_id(schema, target)
         may_lack = tuple(target.schema.names)
-    spark_types.check_frame(schema, target.schema, target.table_key, may_lack)
+    spark_types.check_frame(schema, target.schema, target.table_key, may_lack, exact)
 
 
 def _check_has_id(schema: StructType, target: TableTarget) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-from omnigraph_spark.arrow.cast import can_cast
+from omnigraph_spark.arrow.cast import can_store
 from omnigraph_spark.arrow.frame_batches import TABLE
 from omnigraph_spark.errors import OptionError, SchemaMismatchError
 from omnigraph_spark.spark import field_metadata
@@ -253,7 +253,7 @@ def _owned_columns(given: Mapping[str, StructField], table: StructType) -> dict[
 def _castable(given: StructField, field: StructField) -> bool:
     if same_type(given.dataType, field.dataType):
         return True
-    return can_cast(arrow_type(given.dataType, given.name), arrow_type(field.dataType, field.name))
+    return can_store(arrow_type(given.dataType, given.name), arrow_type(field.dataType, field.name))
 
 
 # --- pack and unpack -----------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from pyspark.sql.types import (
 )
 
 from omnigraph_spark.arrow import to_table
-from omnigraph_spark.arrow.cast import can_cast
+from omnigraph_spark.arrow.cast import can_store
 from omnigraph_spark.arrow.to_spark import (
     SPARK_TYPE_NOTE,
     read_field,
@@ -48,10 +48,10 @@ from omnigraph_spark.arrow.to_spark import (
     to_spark_batch,
 )
 from omnigraph_spark.arrow.to_table import check_new_names, to_table_batch
-from omnigraph_spark.errors import SchemaMismatchError
+from omnigraph_spark.errors import OptionError, SchemaMismatchError
 from omnigraph_spark.schema import property_types
 from omnigraph_spark.schema.property_types import EngineType
-from omnigraph_spark.spark import field_metadata
+from omnigraph_spark.spark import ddl, field_metadata
 
 __all__ = [
     "NewColumn",
@@ -203,15 +203,21 @@ def relaxed(spark: DataType) -> DataType:
 
 
 def check_frame(
-    schema: StructType, table: pa.Schema, table_key: str, may_lack: Collection[str] = ()
+    schema: StructType,
+    table: pa.Schema,
+    table_key: str,
+    may_lack: Collection[str] = (),
+    exact: bool = False,
 ) -> None:
     """Refuse a frame that can't be written into an existing table, before anything is written.
+
+    With `exact` the types too must go together without loss.
 
     Raises:
         SchemaMismatchError: an extra or missing column, a type that is never cast or never held.
         IntegrityError: a node frame without `id`.
     """
-    to_table.check_columns(arrow_schema(schema), table, table_key, may_lack)
+    to_table.check_columns(arrow_schema(schema), table, table_key, may_lack, exact)
 
 
 @dataclass(frozen=True)
@@ -235,8 +241,10 @@ def new_column(field: StructField, engine_type_text: str | None = None) -> pa.Fi
 def new_property(field: StructField, engine_type_text: str | None = None) -> NewColumn:
     """Return how a column that the table doesn't have yet is stored (DESIGN 2, Types).
 
-    `engine_type_text` is what option `types` says of it, such as `Vector(4)`; else the type that
-    the column carries counts, if it still fits; else the one of DESIGN's table.
+    `engine_type_text` is what option `types` says of it, such as `Vector(4)` or `decimal(10, 2)`;
+    else the type that the column carries counts, if it still fits; else the one of DESIGN's table.
+    It may be null unless the text, the carried type or a column list says otherwise: that Spark
+    calls a column not null says no more than how its values were computed.
 
     Raises:
         SchemaMismatchError: void or another type that can't be stored, or one that doesn't go with
@@ -255,15 +263,20 @@ def new_property(field: StructField, engine_type_text: str | None = None) -> New
     carried = field_metadata.carried_type(field)
     if engine_type_text is not None:
         engine = _asked(field, source, engine_type_text)
+        if isinstance(engine, DataType):
+            return new_property(StructField(field.name, engine, True))
         return _typed(field, engine, carried is not None and carried.key)
     if carried is not None and carried.engine is not None and _still_fits(field, carried.engine):
         return _typed(field, carried.engine, carried.key)
-    stored = _default_type(field.dataType)
+    required = field_metadata.REQUIRED in field.metadata
+    spark = field.dataType if carried is not None or required else relaxed(field.dataType)
+    stored = _default_type(spark)
     if carried is not None and carried.width is not None and isinstance(field.dataType, ArrayType):
         stored = pa.list_(stored.value_field, carried.width)
     note = _NOTES.get(type(field.dataType))
     metadata = None if note is None else {SPARK_TYPE_NOTE: note}
-    untyped = pa.field(field.name, stored, field.nullable, metadata)
+    kept = required or (carried is not None and not carried.nullable)
+    untyped = pa.field(field.name, stored, field.nullable or not kept, metadata)
     engine_type = property_types.of_field(untyped) if property_types.can_name(field.name) else None
     if engine_type is None:
         untyped = untyped.with_nullable(True)
@@ -280,9 +293,30 @@ def _has_void(spark: DataType) -> bool:
     return isinstance(spark, NullType)
 
 
-def _asked(field: StructField, source: pa.DataType, text: str) -> EngineType:
-    engine = property_types.parse(text)
-    if not can_cast(source, property_types.to_arrow(engine)):
+def asked_type(text: str) -> EngineType | DataType:
+    """Return the type that a text names: one of the engine's, or else one of Spark's.
+
+    Raises:
+        OptionError: it names neither.
+    """
+    try:
+        return property_types.parse(text)
+    except OptionError as error:
+        try:
+            return ddl.parse_type(text)
+        except OptionError:
+            raise OptionError(
+                error.what,
+                expected=f"{error.expected}, or a type of Spark such as bigint or decimal(10, 2)",
+            ) from error
+
+
+def _asked(field: StructField, source: pa.DataType, text: str) -> EngineType | DataType:
+    engine = asked_type(text)
+    stored = (
+        _default_type(engine) if isinstance(engine, DataType) else property_types.to_arrow(engine)
+    )
+    if not can_store(source, stored):
         raise SchemaMismatchError(
             f"Option types says {text} for column {field.name}, which its type can't become",
             expected=f"a column that can be {text}",
@@ -290,6 +324,8 @@ def _asked(field: StructField, source: pa.DataType, text: str) -> EngineType:
             hint="Cast the column with Spark, or correct the option",
             column=field.name,
         )
+    if isinstance(engine, DataType):
+        return engine
     # In an option people write Vector(4) with no thought of nulls: the frame says if it has any.
     return EngineType(
         engine.scalar, engine.list, engine.nullable or field.nullable, engine.enum_values

@@ -95,7 +95,7 @@ class OmnigraphWriter(DataSourceArrowWriter):
         screen = Screen(
             plan.integrity, plan.storage.options, plan.publish_id, f"{table}-{partition:05d}"
         )
-        batches = routing.route(framed.routing, plan.targets, iterator, screen)
+        batches = routing.route(framed.routing, plan.targets, iterator, screen, plan.settings.exact)
         return OmnigraphCommitMessage.of(partition, stage.stage(plan, batches))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -55,11 +55,15 @@ def without_columns(dataset: LanceDataset, names: Iterable[str]) -> LanceSchema:
 
 
 def with_names(dataset: LanceDataset, names: Mapping[str, str]) -> LanceSchema:
-    """Return a dataset's schema with other names for some columns (old to new), ids as they are."""
-    with translated("Renaming columns"):
+    """Return a dataset's schema with other names for some columns (old to new), ids as they are.
+
+    A column that keeps its name may be null from there on.
+    """
+    with translated("Changing columns"):
         empty = _empty(dataset)
         for old, new in names.items():
-            empty.alter_columns({"path": old, "name": new})  # type: ignore[dict-item]
+            change = {"path": old, "nullable": True} if old == new else {"path": old, "name": new}
+            empty.alter_columns(change)  # type: ignore[arg-type]
         return empty.lance_schema
 
 

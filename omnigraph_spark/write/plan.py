@@ -84,7 +84,8 @@ class TableTarget:
     `table_branch` is the Lance branch that is written to: the graph branch's name, None for `main`.
     `restore_to` is the version of that line whose content the table gets again, without new files.
     `added` are the columns of `schema` that the table lacked at the plan; they come last.
-    `renamed` maps columns to their new names, and those that are dropped to None. `others` is what
+    `renamed` maps columns to their new names, those that are dropped to None, and those that may be
+    null from there on to their own names. `others` is what
     other writes changed since the frame was read: an upsert or delete of those rows is refused.
     """
 
@@ -116,6 +117,8 @@ class Settings:
     orphan_grace_seconds: float = 10.0
     max_rows_per_file: int = 1_048_576
     max_bytes_per_file: int = 90 << 30
+    exact: bool = False
+    """Whether a value that its column can't hold as it is is refused (`storeAssignment`)."""
 
     @classmethod
     def of(cls, options: WriteOptions) -> Settings:
@@ -126,6 +129,7 @@ class Settings:
             options.orphan_grace_seconds,
             options.max_rows_per_file,
             options.max_bytes_per_file,
+            options.exact,
         )
 
 

@@ -10,7 +10,7 @@ from omnigraph_spark.arrow.to_spark import SPARK_TYPE_NOTE
 from omnigraph_spark.errors import OptionError, SchemaMismatchError
 from omnigraph_spark.schema import property_types
 from omnigraph_spark.schema.property_types import EngineType
-from omnigraph_spark.spark import field_metadata, spark_types
+from omnigraph_spark.spark import ddl, field_metadata, spark_types
 
 MISMATCH = r"\[OMNIGRAPH_SCHEMA_MISMATCH\]"
 STORED = [
@@ -113,9 +113,9 @@ def test_a_new_column_is_stored_as_the_table_of_the_design_says(
 
 
 def test_new_binary_is_a_blob() -> None:
-    made = spark_types.new_property(T.StructField("c", T.BinaryType(), nullable=False))
+    made = spark_types.new_property(T.StructField("c", T.BinaryType()))
     assert property_types.is_blob(made.field)
-    assert made.engine == EngineType("Blob", nullable=False)
+    assert made.engine == EngineType("Blob")
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,51 @@ def test_small_integers_are_read_back_as_they_were_written(spark: T.DataType) ->
     assert spark_types.new_column(again).equals(stored, check_metadata=True)
 
 
-def test_a_new_column_is_not_null_where_the_frame_says_so() -> None:
-    made = spark_types.new_property(T.StructField("c", T.IntegerType(), nullable=False))
-    assert not made.field.nullable
-    assert made.engine == EngineType("I32", nullable=False)
+@pytest.mark.parametrize(
+    "spark",
+    [T.IntegerType(), T.BinaryType(), T.DecimalType(4, 1), T.ArrayType(T.IntegerType(), False),
+     T.MapType(T.StringType(), T.LongType(), False),
+     T.StructType([T.StructField("x", T.LongType(), False)])],
+    ids=str,
+)  # fmt: skip
+def test_a_new_column_may_be_null_however_spark_inferred_the_frame(spark: T.DataType) -> None:
+    made = spark_types.new_property(T.StructField("c", spark, nullable=False))
+    plain = spark_types.new_property(T.StructField("c", spark_types.relaxed(spark)))
+    assert made == plain
+    assert made.field.nullable
+
+
+def test_a_new_column_is_not_null_where_a_person_or_another_graph_says_so() -> None:
+    inferred = T.StructField("c", T.IntegerType(), nullable=False)
+    declared = ddl.parse_columns("c INT NOT NULL").fields[0]
+    read = spark_types.spark_field(pa.field("c", pa.int32(), nullable=False))
+    said = EngineType("I32", nullable=False)
+    assert spark_types.new_property(declared).engine == said
+    assert spark_types.new_property(read).engine == said
+    assert spark_types.new_property(inferred, "I32").engine == said
+    assert spark_types.new_property(inferred, "I32?").engine == EngineType("I32")
+    assert not spark_types.new_property(declared).field.nullable
+
+
+@pytest.mark.parametrize(
+    ("text", "spark"),
+    [("bigint", T.LongType()), ("DOUBLE", T.DoubleType()), ("string", T.StringType()),
+     ("timestamp", T.TimestampType()), ("decimal(10, 2)", T.DecimalType(10, 2)),
+     ("array<float>", T.ArrayType(T.FloatType())), ("Date", T.DateType()),
+     ("map<string, int>", T.MapType(T.StringType(), T.IntegerType())),
+     ("binary", T.BinaryType()), ("smallint", T.ShortType())],
+)  # fmt: skip
+def test_sparks_names_of_types_say_what_sparks_types_say(text: str, spark: T.DataType) -> None:
+    source = (
+        T.IntegerType() if isinstance(spark, (T.LongType, T.DoubleType, T.ShortType)) else spark
+    )
+    made = spark_types.new_property(T.StructField("c", source), text)
+    assert made == spark_types.new_property(T.StructField("c", spark))
+
+
+def test_a_text_that_names_no_type_is_refused_with_both_vocabularies() -> None:
+    with pytest.raises(OptionError, match=r"'flaot'.*F64.*Vector.*bigint"):
+        spark_types.new_property(T.StructField("c", T.FloatType()), "flaot")
 
 
 @pytest.mark.parametrize(

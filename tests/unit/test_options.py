@@ -66,6 +66,7 @@ def test_every_option_of_the_design_is_declared() -> None:
         "metadataColumns",
         "maxPartitionBytes",
         "batchSize",
+        "storeAssignment",
         "writeMode",
         "endpoints",
         "types",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pyspark.sql.types import DoubleType
+from pyspark.sql.types import DoubleType, IntegerType, StringType
 
 from omnigraph_spark import _faults, schema
 from omnigraph_spark.errors import (
@@ -95,6 +95,47 @@ def test_a_new_property_must_allow_nulls(graph: Storage, kind: str) -> None:
     before = graphs.file_hashes(Path(graph.root))
     with pytest.raises(OptionError, match="OMNIGRAPH_OPTION"):
         changes.add_property(graph, asked(graph), PERSON, "nick", kind)
+    assert graphs.file_hashes(Path(graph.root)) == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"), [("double", "F64?"), ("BIGINT", "I64?"), ("array<string>", "[String]?")]
+)
+def test_a_new_property_may_be_of_a_type_by_sparks_name(
+    graph: Storage, kind: str, engine: str
+) -> None:
+    changes.add_property(graph, asked(graph), PERSON, "nick", kind)
+    assert properties(graph, PERSON)["nick"] == engine
+
+
+# --- alter -------------------------------------------------------------------------------------
+
+
+def test_a_property_that_may_not_be_null_can_be_relaxed(graph: Storage) -> None:
+    changes.add_table(graph, asked(graph), "node:Shop", "id STRING, n INT NOT NULL, m INT")
+    assert properties(graph, "node:Shop")["n"] == "I32"
+    before = load(graph)
+    done = changes.alter_property(graph, asked(graph, actor="ann"), "Shop", "n", True)
+    assert done.graph_version == before.graph_version + 1
+    assert properties(graph, "node:Shop") == {"n": "I32?", "m": "I32?"}
+    assert changes.alter_property(graph, asked(graph), "Shop", "n", True).skipped
+    frame = [("id", StringType()), ("n", IntegerType())]
+    columns.write(graph, "node:Shop", frame, [{"id": "a", "n": None}])
+    assert rows_of(graph, "node:Shop") == [{"id": "a", "n": None, "m": None}]
+    assert commits.read_commits(graph)[-2].manifest_version == done.graph_version
+    assert check_graph(graph.root) == []
+
+
+def test_what_may_not_be_relaxed_is_refused_and_nothing_is_written(graph: Storage) -> None:
+    changes.add_table(graph, asked(graph, keys="Shop: k"), "node:Shop", "k STRING, n INT NOT NULL")
+    dev(graph)
+    before = graphs.file_hashes(Path(graph.root))
+    for name, kind in (("id", SchemaMismatchError), ("k", SchemaMismatchError),
+                       ("nope", SchemaMismatchError), ("n", UnsupportedError)):  # fmt: skip
+        with pytest.raises(kind):
+            changes.alter_property(graph, asked(graph), "node:Shop", name, True)
+    with pytest.raises(OptionError, match="NOT NULL"):
+        changes.alter_property(graph, asked(graph), "node:Shop", "n", False)
     assert graphs.file_hashes(Path(graph.root)) == before
 
 

@@ -124,6 +124,8 @@ def _may_lack(entry: tuple[str, int, str, bool], now: FieldMap) -> bool:
 def reshape(round_: Round, target: TableTarget, entry: TableEntry) -> LanceDataset:
     """Commit a table without the columns that `target.renamed` maps to None, others renamed.
 
+    One that is mapped to its own name may be null from there on.
+
     Raises:
         StartOver: somebody else was first; nothing of this stays that another could adopt.
         SchemaMismatchError: a column isn't there any more, or its new name is taken.
@@ -135,7 +137,7 @@ def reshape(round_: Round, target: TableTarget, entry: TableEntry) -> LanceDatas
     head = strip(settle(round_, *place))
     names = head.schema.names
     for old, new in target.renamed:
-        if old not in names or new in names:
+        if old not in names or (new in names and new != old):
             raise SchemaMismatchError(
                 f"The columns of {target.table_key} were changed by somebody else meanwhile",
                 expected=f"a column {old}" if old not in names else f"no column {new}",

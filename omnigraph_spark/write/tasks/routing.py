@@ -39,10 +39,12 @@ def route(
     targets: Mapping[str, TableTarget],
     batches: Iterable[pa.RecordBatch],
     screen: Screen | None = None,
+    exact: bool = False,
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield (table key, rows in exactly the table's Arrow schema) for the batches of a task.
 
     `screen` looks at the rows on their way (rules of values); it is closed behind the last one.
+    `exact` refuses every value that a column can't hold as it is.
 
     Raises:
         IntegrityError: a null `_table`, a null where the table allows none, an `id` that isn't its
@@ -67,12 +69,12 @@ def route(
                 if layout.is_edge(key) and ids.column("id").null_count:
                     raise _edge_without_id(target)
                 only = pa.schema([target.schema.field("id")])
-                yield key, to_table_batch(ids.select(["id"]), only, key)
+                yield key, to_table_batch(ids.select(["id"]), only, key, exact)
                 continue
             if screen is not None:
                 rows = screen.incoming(rows, target.schema, key, target.key)
             filled = _with_ids(rows, target)
-            made = to_table_batch(filled, _written(target, filled.schema.names), key)
+            made = to_table_batch(filled, _written(target, filled.schema.names), key, exact)
             yield key, made if screen is None else screen.outgoing(made, key)
     if screen is not None:
         screen.close()
