@@ -173,14 +173,14 @@ class _Cleanup:
         known = Refs.of(self.storage)
         pins = self._pins(known)
         places = self._places()
-        with Progress("cleanup", len(places) * (1 if self.dry_run else 2)) as progress:
-            plan = self._plan(places, pins, known, progress)
-            if not self.dry_run:
-                if Refs.of(self.storage) == known:
-                    self._carry_out(plan, pins, known, progress, places)
-                else:
-                    _log.warning("a branch or tag was made or deleted meanwhile; nothing removed")
-                    plan = _Plan()
+        progress = Progress("cleanup", len(places) * (1 if self.dry_run else 2))
+        plan = self._plan(places, pins, known, progress)
+        if not self.dry_run:
+            if Refs.of(self.storage) == known:
+                self._carry_out(plan, pins, known, progress, places)
+            else:
+                _log.warning("a branch or tag was made or deleted meanwhile; nothing removed")
+                plan = _Plan()
         reports = [one.report(places[location]) for location, one in plan.doomed.items()]
         return Cleaned(
             self.dry_run,

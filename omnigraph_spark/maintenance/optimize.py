@@ -107,17 +107,16 @@ def optimize(
         progress.step(f"{entry.table_key} is rewritten" if groups else f"{entry.table_key} is tidy")
         return wanted
 
-    with progress:
-        finished = maintain(
-            storage,
-            branch,
-            keys,
-            prepare,
-            mode=OPTIMIZE,
-            settings=settings or Settings(),
-            actor=actor,
-        )
-        progress.step("published" if finished.publish_id else "nothing to do")
+    finished = maintain(
+        storage,
+        branch,
+        keys,
+        prepare,
+        mode=OPTIMIZE,
+        settings=settings or Settings(),
+        actor=actor,
+    )
+    progress.step("published" if finished.publish_id else "nothing to do")
     return Optimized(
         finished.publish_id, finished.graph_version, tuple(done[key] for key in finished.tables)
     )

@@ -11,11 +11,12 @@ import json
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
 
-from omnigraph_spark.errors import OmnigraphError, RecoveryPendingError, StorageError
+from omnigraph_spark.errors import RecoveryPendingError, StorageError
 from omnigraph_spark.manifest.rows import OURS
 from omnigraph_spark.manifest.snapshot import TableEntry
 from omnigraph_spark.storage import layout
@@ -197,7 +198,6 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._record: tuple[str, tuple[TableEntry, ...], str | None] | None = None
         self._thread = threading.Thread(target=self._run, name="omnigraph-heartbeat", daemon=True)
-        self.lost: OmnigraphError | None = None
 
     def __enter__(self) -> Heartbeat:
         self._thread.start()
@@ -242,7 +242,6 @@ class Heartbeat:
             with self._lock:
                 if self._record is None:
                     continue
-                try:
+                # The next beat tries again; a writer that stays silent too long is healed over.
+                with suppress(StorageError):
                     write(self._storage, self._publish_id, *self._record)
-                except StorageError as error:
-                    self.lost = error

@@ -181,7 +181,7 @@ def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published |
         return found_in(manifest, request.publish_id)
     attempt.absent_at(manifest.version)
     snapshot = fold(rows, request.branch, manifest.version)
-    if request.txn is not None and _txn_is_there(rows, request):
+    if request.txn is not None and check_txn(rows, request.txn, request.touched()):
         return Published(manifest.version, skipped=True)
     _check_expected(snapshot, request)
     new_rows = _rows(snapshot, request)
@@ -323,15 +323,6 @@ def _version_of_publish(manifest: LanceDataset, publish_id: str) -> int:
             break
         version -= 1
     return version
-
-
-def _txn_is_there(rows: pa.Table, request: Publish) -> bool:
-    """Tell whether this batch was published before (PROTOCOL 10).
-
-    Raises:
-        OptionError: some of its tables have it and some don't.
-    """
-    return request.txn is not None and check_txn(rows, request.txn, request.touched())
 
 
 def _check_expected(snapshot: Snapshot, request: Publish) -> None:

@@ -169,18 +169,18 @@ def prepare(
     work = _Work(storage, sides, start)
     for key in sides.changed():
         work.add(key, resolve(key))
-    with Progress("merge", 2) as progress:
-        runner = start(storage, work.merges)
-        outcomes = runner.outcomes()
-        progress.step("rows are compared")
-        written = tuple(
-            key for key, one in outcomes.items() if one.is_written() or sides_create(sides, key)
-        )
-        dropped = tuple(work.dropped)
-        schema = engine_schema.read(storage) or EngineSchema()
-        after = After(storage, sides.target, set(written), set(dropped), runner.facts)
-        loose = edges.orphans(schema, after)
-        progress.step("edge ends are checked")
+    progress = Progress("merge", 2)
+    runner = start(storage, work.merges)
+    outcomes = runner.outcomes()
+    progress.step("rows are compared")
+    written = tuple(
+        key for key, one in outcomes.items() if one.is_written() or sides_create(sides, key)
+    )
+    dropped = tuple(work.dropped)
+    schema = engine_schema.read(storage) or EngineSchema()
+    after = After(storage, sides.target, set(written), set(dropped), runner.facts)
+    loose = edges.orphans(schema, after)
+    progress.step("edge ends are checked")
     rows: list[ConflictRow] = [
         *((key, None, DELETE_UPDATE, None, None, None) for key in work.whole),
         *((key, name, ORPHAN, None, None, None) for key, name in loose),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -237,7 +238,7 @@ def _bounds(side: _Side, fragments: Sequence[_Fragment], ranges: int) -> list[st
     share = ranges * _SAMPLES_PER_RANGE / max(1, _rows(fragments))
     ids: list[str] = []
     for one in fragments:
-        wanted = min(one.rows, -(-int(one.rows * share * 1024) // 1024))
+        wanted = min(one.rows, math.ceil(one.rows * share))
         offsets = sorted({one.rows * number // wanted for number in range(wanted)})
         if offsets:
             with translated(f"Reading ids of {side.entry.table_key}"):

@@ -314,7 +314,9 @@ def _target(
             table_key=key,
         )
     engine_type = of_arrow(key, new.schema, new.key, new.endpoints, new.carried)
-    _check_ends(snapshot, engine_type)
+    if isinstance(engine_type, EdgeType):
+        for end in (engine_type.source, engine_type.target):
+            layout.check_type_name(end)
     for left in engine_type.left_out:
         _log.warning(
             "%s.%s is kept, and the engine doesn't see it: %s", key, left.column, left.reason
@@ -354,12 +356,6 @@ def _existing(
         schema=dataset.schema,
         key=known.key if isinstance(known, NodeType) else None,
     )
-
-
-def _check_ends(snapshot: Snapshot, engine_type: NodeType | EdgeType) -> None:
-    if isinstance(engine_type, EdgeType):
-        for end in (engine_type.source, engine_type.target):
-            layout.check_type_name(end)
 
 
 def _new_types(

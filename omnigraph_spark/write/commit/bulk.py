@@ -91,10 +91,10 @@ def write_all(plan: WritePlan, stage_table: Callable[[str, str], None]) -> Commi
             it is a `PublishOutcomeUnknown`.
     """
     try:
-        with Progress("write", len(plan.targets) + 1) as progress:
-            staged = _staged(plan, stage_table, progress)
-            done = commit(plan, staged)
-            progress.step("published")
+        progress = Progress("write", len(plan.targets) + 1)
+        staged = _staged(plan, stage_table, progress)
+        done = commit(plan, staged)
+        progress.step("published")
     except PublishOutcomeUnknown:
         raise
     except BaseException:
