@@ -274,6 +274,30 @@ class StorageError(OmnigraphError):
     code = "STORAGE"
 
 
+class CredentialsError(StorageError):
+    """The store doesn't accept the credentials, or there are none."""
+
+    code = "CREDENTIALS"
+
+
+class PermissionDeniedError(StorageError):
+    """The store knows who asks, and doesn't allow it."""
+
+    code = "PERMISSION_DENIED"
+
+
+class BucketNotFoundError(StorageError):
+    """The bucket or container of the path isn't there; none is ever made."""
+
+    code = "BUCKET_NOT_FOUND"
+
+
+class ThrottledError(StorageError):
+    """The store went on refusing requests because there were too many, or it was too busy."""
+
+    code = "THROTTLED"
+
+
 def _subclasses(kind: type[OmnigraphError]) -> dict[str, type[OmnigraphError]]:
     found = {kind.code: kind}
     for sub in kind.__subclasses__():

@@ -34,18 +34,22 @@ class Scratch:
 
         self._what = what
         self._folder = tempfile.mkdtemp(prefix="omnigraph-check-")
-        self._db: duckdb.DuckDBPyConnection = duckdb.connect(
-            ":memory:",
-            config={
-                "threads": _THREADS,
-                "memory_limit": MEMORY_LIMIT,
-                "temp_directory": self._folder,
-                "preserve_insertion_order": False,
-                "autoinstall_known_extensions": False,
-                "autoload_known_extensions": False,
-                "disabled_optimizers": _KEEP_ORDER,
-            },
-        )
+        try:
+            self._db: duckdb.DuckDBPyConnection = duckdb.connect(
+                ":memory:",
+                config={
+                    "threads": _THREADS,
+                    "memory_limit": MEMORY_LIMIT,
+                    "temp_directory": self._folder,
+                    "preserve_insertion_order": False,
+                    "autoinstall_known_extensions": False,
+                    "autoload_known_extensions": False,
+                    "disabled_optimizers": _KEEP_ORDER,
+                },
+            )
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
 
     def __enter__(self) -> Scratch:
         return self

@@ -13,7 +13,14 @@ from contextlib import contextmanager
 from enum import Enum
 
 from omnigraph_spark._redaction import redact
-from omnigraph_spark.errors import OmnigraphError, StorageError
+from omnigraph_spark.errors import (
+    BucketNotFoundError,
+    CredentialsError,
+    OmnigraphError,
+    PermissionDeniedError,
+    StorageError,
+    ThrottledError,
+)
 
 _UNKNOWN = re.compile(r"commit result for version \d+ is unknown|outcome is unknown", re.IGNORECASE)
 _CONFLICT = re.compile(
@@ -26,6 +33,56 @@ _CONFLICT = re.compile(
     re.IGNORECASE,
 )
 _NOT_FOUND = re.compile(r"was not found|not found:|does not exist|no such file", re.IGNORECASE)
+
+# What a store answers: the number of its HTTP status, and the code in the body that S3 and Azure
+# (`<Code>`) or GCS (`"reason"`) send along. An answer to HEAD has no body.
+_STATUS = re.compile(r"status code: (\d{3})|\b(?:HTTP|status)[ :=]+(\d{3})\b")
+_CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>|\"(?:reason|code)\":\s*\"(\w+)\"")
+_CREDENTIALS = re.compile(
+    r"unauthenticated|lacked valid authentication|invalid_grant|no (?:valid )?credentials"
+    r"|credentials? (?:provider|were not|not|could not|error)"
+    r"|failed to (?:load|get) (?:\w+ )?credentials|chain provided credentials",
+    re.IGNORECASE,
+)
+_CREDENTIAL_CODES = frozenset(
+    {
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "ExpiredToken",
+        "InvalidToken",
+        "TokenRefreshRequired",
+        "RequestExpired",
+        "RequestTimeTooSkewed",
+        "AuthorizationHeaderMalformed",
+        "MissingSecurityHeader",
+        "AuthenticationFailed",
+        "InvalidAuthenticationInfo",
+        "NoAuthenticationInformation",
+        "authError",
+        "Unauthorized",
+    }
+)
+_BUCKET_CODES = frozenset(
+    {"NoSuchBucket", "InvalidBucketName", "ContainerNotFound", "FilesystemNotFound"}
+)
+_BUCKET = re.compile(r"specified (?:bucket|container|filesystem) does not exist", re.IGNORECASE)
+_DENIED = re.compile(r"permission ?denied|lacked the necessary privileges|os error 13\b", re.I)
+_BUSY_CODES = frozenset(
+    {
+        "SlowDown",
+        "ServerBusy",
+        "TooManyRequests",
+        "RequestLimitExceeded",
+        "Throttling",
+        "ThrottlingException",
+        "rateLimitExceeded",
+        "userRateLimitExceeded",
+    }
+)
+_CONNECTION = re.compile(
+    r"error sending request|connection (?:reset|refused|closed|aborted)|timed? ?out|broken pipe",
+    re.IGNORECASE,
+)
 
 _UNKNOWN_COLUMN = re.compile(r"no field named|column \S+ does not exist", re.IGNORECASE)
 
@@ -55,9 +112,54 @@ def outcome_of(error: BaseException) -> Outcome:
         return Outcome.UNKNOWN
     if type(error).__name__ == "CommitConflictError" or _CONFLICT.search(text):
         return Outcome.CONFLICT
-    if _NOT_FOUND.search(text):
+    if _NOT_FOUND.search(text) and refusal_of(error) is None and _status(text) in (None, 404):
         return Outcome.NOT_FOUND
     return Outcome.FAILED
+
+
+def refusal_of(error: BaseException) -> type[StorageError] | None:
+    """Return what a store's refusal is, None for an error that is none.
+
+    The code in the answer's body counts more than its status, and that more than any words: AWS
+    says of a wrong key that it "does not exist in our records".
+    """
+    text = str(error)
+    status, code = _status(text), _first(_CODE, text)
+    if code in _BUCKET_CODES or _BUCKET.search(text):
+        return BucketNotFoundError
+    if code in _CREDENTIAL_CODES or status == 401:
+        return CredentialsError
+    if code in _BUSY_CODES or status in (429, 503):
+        return ThrottledError
+    if status == 403:
+        return PermissionDeniedError
+    if status is None and _CREDENTIALS.search(text):
+        return CredentialsError
+    if status is None and _DENIED.search(text):
+        return PermissionDeniedError
+    return None
+
+
+def is_transient(error: BaseException) -> bool:
+    """Tell whether a store that is asked again may do what it didn't: it was busy, or out of reach.
+
+    Whether what it was asked for is done already, nobody can tell from such an error.
+    """
+    text = str(error)
+    status = _status(text)
+    if refusal_of(error) is ThrottledError or (status is not None and status >= 500):
+        return True
+    return status is None and _CONNECTION.search(text) is not None
+
+
+def _status(text: str) -> int | None:
+    found = _first(_STATUS, text)
+    return None if found is None else int(found)
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str | None:
+    match = pattern.search(text)
+    return None if match is None else next(group for group in match.groups() if group)
 
 
 def is_unknown_column(error: BaseException) -> bool:
@@ -82,11 +184,20 @@ def typed(error: BaseException, what: str) -> OmnigraphError:
             found=found,
             hint="If it was there, a cleanup removed it: load the newest version",
         )
-    return StorageError(
-        f"{what} failed",
-        found=f"{type(error).__name__}: {found}",
-        hint="Check the path, the permissions and the store, and run it again",
-    )
+    kind = refusal_of(error) or StorageError
+    return kind(f"{what} failed", found=f"{type(error).__name__}: {found}", hint=_HINTS[kind])
+
+
+_HINTS: dict[type[StorageError], str] = {
+    CredentialsError: "Check the options storage.*, or the environment of the driver and of every "
+    "executor; keys that are valid for a while have to be given anew",
+    PermissionDeniedError: "The graph's root must be listed, read and, for writes, written and "
+    "deleted from by these credentials",
+    BucketNotFoundError: "Check the spelling of the path, the endpoint and the region; make the "
+    "bucket before the graph",
+    ThrottledError: "Run it again later, or with fewer tasks at once",
+    StorageError: "Check the path, the permissions and the store, and run it again",
+}
 
 
 @contextmanager

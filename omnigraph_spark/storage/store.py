@@ -206,7 +206,7 @@ class Storage:
         """
         import obstore
 
-        if self.is_local() and not os.path.isdir(self.root):
+        if self._is_absent():
             return None
         try:
             with translated(f"Reading {path} of {self.root}"):
@@ -222,6 +222,8 @@ class Storage:
         """
         import obstore
 
+        if self._is_absent():
+            return None
         try:
             with translated(f"Reading {path} of {self.root}"):
                 return bytes(obstore.get_range(self._objects(), path, start=start, length=size))
@@ -236,7 +238,7 @@ class Storage:
         """
         import obstore
 
-        if self.is_local() and not os.path.isdir(self.root):
+        if self._is_absent():
             return None
         try:
             with translated(f"Looking at {path} of {self.root}"):
@@ -262,6 +264,8 @@ class Storage:
         import obstore
 
         with translated(f"Writing {path} of {self.root}"):
+            if self.is_local():
+                os.makedirs(self.root, exist_ok=True)
             obstore.put(self._objects(), path, data)
 
     def delete(self, path: str) -> None:
@@ -272,7 +276,7 @@ class Storage:
         """
         import obstore
 
-        if self.is_local() and not os.path.isdir(self.root):
+        if self._is_absent():
             return
         try:
             with translated(f"Deleting {path} of {self.root}"):
@@ -288,6 +292,8 @@ class Storage:
         """
         import obstore
 
+        if self._is_absent():
+            return
         for start in range(0, len(paths), _DELETED_AT_ONCE):
             chunk = [*paths[start : start + _DELETED_AT_ONCE]]
             try:
@@ -315,6 +321,10 @@ class Storage:
             ]
         return sorted(found, key=lambda info: info.path)
 
+    def _is_absent(self) -> bool:
+        """Tell whether the root is a folder that isn't there: asking for it must not make it."""
+        return self.is_local() and not os.path.isdir(self.root)
+
     def _objects(self) -> Any:
         return _object_store(self)
 
@@ -324,7 +334,6 @@ def _object_store(storage: Storage) -> Any:
     from obstore.store import LocalStore, from_url
 
     if storage.is_local():
-        os.makedirs(storage.root, exist_ok=True)
         return LocalStore(prefix=storage.root)
     client = {k: _client_value(v) for k, v in storage.options.items() if k in _CLIENT_OPTIONS}
     config: Any = {

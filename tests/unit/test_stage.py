@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,7 +16,7 @@ from omnigraph_spark.errors import IntegrityError, OmnigraphError, StorageError
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
-from omnigraph_spark.write.plan import NewTable, WritePlan
+from omnigraph_spark.write.plan import NewTable, TableTarget, WritePlan
 from omnigraph_spark.write.tasks import stage as staging
 from omnigraph_spark.write.tasks.stage import StagedTable, from_json, stage, to_json
 from tests.support import writes
@@ -174,3 +176,39 @@ def test_a_batch_of_another_schema_than_the_tables_is_refused(graph: Storage) ->
     with pytest.raises(OmnigraphError, match=r"OMNIGRAPH_[A-Z_]+\].*node:Person"):
         stage(planned, iter([(PERSON, wrong)]))
     assert ids(graph, PERSON) == ["first"]
+
+
+@pytest.mark.parametrize("failing", ALL)
+def test_a_task_that_fails_leaves_no_thread_behind(
+    graph: Storage, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """A worker process of Spark's is used again by the next task."""
+    real = staging._write
+
+    def write(plan: WritePlan, target: TableTarget, *rest: Any) -> Any:
+        if target.table_key == failing:
+            raise StorageError("no room (injected)")
+        return real(plan, target, *rest)
+
+    monkeypatch.setattr(staging, "_write", write)
+    planned = writes.plan(graph, list(ALL))
+    many = [str(number) for number in range(70_000)]
+    rows = [(key, batch(planned.targets[key].schema, ids)) for ids in (many, ["x"]) for key in ALL]
+    before = threading.active_count()
+    with pytest.raises(StorageError, match="no room"):
+        stage(planned, rows)
+    assert threading.active_count() == before
+
+
+def test_rows_that_cannot_be_read_leave_no_thread_behind(graph: Storage) -> None:
+    planned = writes.plan(graph, list(ALL))
+
+    def rows() -> Iterator[tuple[str, pa.RecordBatch]]:
+        for key in ALL:
+            yield key, batch(planned.targets[key].schema, ["x"])
+        raise IntegrityError("a bad row (injected)")
+
+    before = threading.active_count()
+    with pytest.raises(IntegrityError, match="a bad row"):
+        stage(planned, rows())
+    assert threading.active_count() == before

@@ -256,3 +256,17 @@ def test_an_object_where_a_folder_is_needed_is_a_typed_error(tmp_path: Path) -> 
     (tmp_path / "__recovery").write_text("")
     with pytest.raises(StorageError, match=r"OMNIGRAPH_STORAGE\] Writing __recovery/x of"):
         storage.put("__recovery/x", b"1")
+
+
+def test_asking_for_what_is_in_a_folder_that_is_not_there_does_not_make_it(tmp_path: Path) -> None:
+    storage = Storage.at(str(tmp_path / "none" / "g"))
+    assert storage.get("x") is None
+    assert storage.get_range("x", 0, 4) is None
+    assert storage.head("x") is None
+    assert storage.list("x") == []
+    assert not storage.has_dataset("x")
+    storage.delete("x")
+    storage.delete_many(["x", "y"])
+    assert list(tmp_path.iterdir()) == []
+    storage.put("x", b"1")
+    assert storage.get_range("x", 0, 1) == b"1"

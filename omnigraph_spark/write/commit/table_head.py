@@ -21,7 +21,14 @@ from omnigraph_spark.errors import CorruptManifestError
 from omnigraph_spark.manifest import crash_records
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.storage import store
-from omnigraph_spark.storage.lance_errors import Outcome, is_panic, outcome_of, translated, typed
+from omnigraph_spark.storage.lance_errors import (
+    Outcome,
+    is_panic,
+    is_transient,
+    outcome_of,
+    translated,
+    typed,
+)
 from omnigraph_spark.storage.layout import PUBLISH_ID_PROPERTY, UNDO_PROPERTY
 from omnigraph_spark.storage.store import Storage
 
@@ -89,7 +96,7 @@ def commit(
     except BaseException as error:  # a Rust panic is no Exception (FACTS 16)
         if not isinstance(error, (OSError, ValueError, RuntimeError)) and not is_panic(error):
             raise
-        if outcome_of(error) in (Outcome.CONFLICT, Outcome.UNKNOWN):
+        if outcome_of(error) in (Outcome.CONFLICT, Outcome.UNKNOWN) or is_transient(error):
             raise StartOver(str(error)) from error
         raise typed(error, "Committing a table version") from error
 

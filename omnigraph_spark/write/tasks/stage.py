@@ -309,6 +309,23 @@ class _TableThread:
             self._thread.join()
 
 
+def _finish(threads: Iterable[_TableThread], *, flush: bool) -> None:
+    """End all threads, whatever one of them raises: a worker process outlives its task.
+
+    Raises:
+        OmnigraphError: the first error of a thread; the other tables are then stopped where they
+            are.
+    """
+    first: BaseException | None = None
+    for thread in threads:
+        try:
+            thread.finish(flush=flush and first is None)
+        except BaseException as error:  # noqa: BLE001  (raised again when all have ended)
+            first = first or error
+    if first is not None:
+        raise first
+
+
 def _stage_many(
     plan: WritePlan, batches: Iterable[tuple[str, pa.RecordBatch]]
 ) -> list[StagedTable]:
@@ -323,8 +340,7 @@ def _stage_many(
             threads[key].add(batch)
         complete = True
     finally:
-        for thread in threads.values():
-            thread.finish(flush=complete)
+        _finish(threads.values(), flush=complete)
     for thread in threads.values():
         if thread.error is not None:
             raise thread.error
