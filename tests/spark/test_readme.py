@@ -186,6 +186,15 @@ def test_the_pages_on_reading_writing_and_graphframes_run(
     assert {row.id: row.rank for row in ranks.collect()} == {"Ada": 1.0, "Grace": 1.0, "Kay": 1.0}
 
 
+def test_the_habits_of_delta_iceberg_and_neo4j_work(spark: SparkSession, graph: str) -> None:
+    names: dict[str, Any] = {"spark": spark, "uri": graph, "OmniGraph": OmniGraph}
+    headings = ("Reading and writing a table", "Upsert", "Delete", "History, maintenance")
+    for heading in headings:
+        run_python("docs/coming_from.md", heading, names)
+    rows = names["graph"].table("Person").orderBy("id").collect()
+    assert [(row.id, row.age) for row in rows] == [("Ada", 37), ("Grace", 45)]
+
+
 @pytest.mark.parametrize(
     "notebook", sorted((PROJECT / "examples").glob("*.ipynb")), ids=lambda path: path.stem
 )
