@@ -145,6 +145,8 @@ OPTIONS: tuple[Option, ...] = (
            "with `txnVersion`: the write is skipped if its tables already have this or a higher"
            " version of this app"),
     Option("txnVersion", integer(0), None, (WRITE,), "see `txnAppId`"),
+    Option("optimizeEvery", integer(1), None, (SINK,),
+           "compact the branch's tables after each so many batches"),
     Option("commitRetries", integer(0), "5", (WRITE,),
            "the publisher's retries on row-level contention (5 = at most 6 attempts)"),
     Option("commitTimeoutSeconds", seconds, "300", (WRITE,),
@@ -358,17 +360,21 @@ class WriteOptions:
     orphan_grace_seconds: float
     max_rows_per_file: int
     max_bytes_per_file: int
+    optimize_every: int | None
     storage: Mapping[str, str] = field(repr=False)
 
     @classmethod
-    def of(cls, parsed: Parsed, overwrite: bool) -> WriteOptions:
+    def of(cls, parsed: Parsed, overwrite: bool, *, stream: bool = False) -> WriteOptions:
         """Check the options of a write; `overwrite` is what Spark's `.mode()` said.
+
+        Of a `stream` it is the output mode `complete`, and what says which batch it is, and which
+        versions are expected, comes from the stream.
 
         Raises:
             OptionError: a missing path, a pair that doesn't go together, a read option, or one that
                 isn't built yet.
         """
-        _refuse_unbuilt(parsed)
+        _refuse_unbuilt(parsed, stream)
         path = parsed.get("path")
         if not path:
             raise OptionError("No path given", hint="Use .save('/path/of/the/graph')")
@@ -410,6 +416,7 @@ class WriteOptions:
             orphan_grace_seconds=parsed.get("orphanGraceSeconds"),
             max_rows_per_file=parsed.get("maxRowsPerFile"),
             max_bytes_per_file=parsed.get("maxBytesPerFile"),
+            optimize_every=parsed.get("optimizeEvery"),
             storage=parsed.storage,
         )
 
@@ -451,9 +458,15 @@ def _refuse_other(parsed: Parsed, scope: str, doing: str) -> None:
             raise OptionError(f"Option {name} is for {verb}, not for {doing}", hint="Leave it out")
 
 
-def _refuse_unbuilt(parsed: Parsed) -> None:
-    for scope in (READ, CREATE, STREAM):
+def _refuse_unbuilt(parsed: Parsed, stream: bool) -> None:
+    for scope in (READ, CREATE, STREAM, *(() if stream else (SINK,))):
         _refuse_other(parsed, scope, "writing")
+    wrong = parsed.given & {"txnAppId", "txnVersion", "expectedTableVersions"}
+    if stream and wrong:
+        raise OptionError(
+            f"Option {min(wrong)} doesn't go with writeStream",
+            hint="Leave it out: each batch is written once, by the query's id and the batch's number",
+        )
 
 
 def markdown_table() -> str:

@@ -38,7 +38,7 @@ from omnigraph_spark.manifest.rows import (
     VersionRow,
     to_arrow,
 )
-from omnigraph_spark.manifest.snapshot import Snapshot, fold, open_main, read_rows
+from omnigraph_spark.manifest.snapshot import Snapshot, fold, open_main, open_manifest, read_rows
 from omnigraph_spark.manifest.writable import branch_identifier, open_for_writing
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.lance_errors import (
@@ -71,7 +71,8 @@ class Publish:
     skips the check (best effort). `guards` are tables whose publishes by others must collide with
     this one, beside those that `changes` touches; a guard makes the loser look again, and what it
     must then find unchanged belongs into `expected`. `edge_tables` are the edge tables that there
-    may be, for a publish that removes node ids: another one is new and wasn't looked at.
+    may be, for a publish that removes node ids: another one is new and wasn't looked at. With
+    `txn_whole` a batch is done as soon as any table of the graph has its `txn`.
     """
 
     branch: str
@@ -81,6 +82,7 @@ class Publish:
     guards: frozenset[str] = frozenset()
     edge_tables: frozenset[str] | None = None
     txn: tuple[str, int] | None = None
+    txn_whole: bool = False
     retries: int = PUBLISHER_RETRY_BUDGET
     branch_identifier: str | None = None
 
@@ -181,7 +183,9 @@ def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published |
         return found_in(manifest, request.publish_id)
     attempt.absent_at(manifest.version)
     snapshot = fold(rows, request.branch, manifest.version)
-    if request.txn is not None and check_txn(rows, request.txn, request.touched()):
+    if request.txn is not None and check_txn(
+        rows, request.txn, request.touched(), request.txn_whole
+    ):
         return Published(manifest.version, skipped=True)
     _check_expected(snapshot, request)
     new_rows = _rows(snapshot, request)
@@ -394,6 +398,30 @@ def txn_versions(rows: pa.Table, app_id: str) -> dict[str, int]:
     return found
 
 
+def is_published(storage: Storage, branch: str, txn: tuple[str, int]) -> bool:
+    """Tell whether a branch has a batch of an application, or a later one, on any table.
+
+    Raises:
+        GraphNotFoundError, BranchNotFoundError, StorageError: as the names say.
+    """
+    return _highest_txn(read_rows(open_manifest(storage, branch)), txn[0]) >= txn[1]
+
+
+def _highest_txn(rows: pa.Table, app_id: str) -> int:
+    """Return the highest `txnVersion` of an application over all tables, -1 for none.
+
+    Looked for in the texts, since a stream's batches are many: 1,000 parsed rows take 3 ms.
+    """
+    prefix = f'"txn":[{json.dumps(app_id)},'
+    marked = rows["metadata"].filter(
+        pc.fill_null(pc.match_substring(rows["metadata"], prefix), False)
+    )
+    found = pc.extract_regex(marked, re.escape(prefix) + r"(?P<number>\d+)\]")
+    numbers = pc.struct_field(found, "number").cast(pa.int64())
+    highest = pc.max(numbers).as_py()
+    return -1 if highest is None else int(highest)
+
+
 def _txn(metadata: str) -> tuple[str, int] | None:
     """Return the mark in a version row's metadata, None where there is none of this form."""
     try:
@@ -403,13 +431,20 @@ def _txn(metadata: str) -> tuple[str, int] | None:
         return None
 
 
-def check_txn(rows: pa.Table, txn: tuple[str, int], touched: frozenset[str]) -> bool:
+def check_txn(
+    rows: pa.Table, txn: tuple[str, int], touched: frozenset[str], whole: bool = False
+) -> bool:
     """Tell whether every table of a write has this or a higher `txnVersion` of the application.
+
+    With `whole` one table is enough: each batch of the application is one publish, and may be of
+    other tables than the one before.
 
     Raises:
         OptionError: some of the tables have it and some don't.
     """
     app_id, number = txn
+    if whole:
+        return _highest_txn(rows, app_id) >= number
     seen = txn_versions(rows, app_id)
     having = sorted(k for k in touched if seen.get(k, -1) >= number)
     if having and len(having) < len(touched):

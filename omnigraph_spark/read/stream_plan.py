@@ -82,6 +82,7 @@ class StreamPlan:
     asked: StreamOptions
     table: str | None
     _first: tuple[int, Planner, list[tuple[Change, int, int, int]]] | None = field(default=None)
+    _known: tuple[int, list[Commit]] | None = field(default=None)
 
     @property
     def branch(self) -> str:
@@ -301,7 +302,11 @@ class StreamPlan:
     # --- the lineage -----------------------------------------------------------------------------
 
     def _line(self) -> list[Commit]:
-        return commits.complete(self.storage, self.branch, head_version(self.storage, self.branch))
+        """Return the branch's lineage up to its head; kept as long as the head is the same."""
+        head = head_version(self.storage, self.branch)
+        if self._known is None or self._known[0] != head:
+            self._known = head, commits.complete(self.storage, self.branch, head)
+        return self._known[1]
 
     def _end(self, line: Sequence[Commit]) -> int | None:
         """Return the version of the stream's end, None where it goes on for ever."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
     DataSourceWriter,
 )
 
-from omnigraph_spark.errors import OmnigraphError
+from omnigraph_spark.errors import OmnigraphError, UnsupportedError
 from omnigraph_spark.spark import catalog, loading
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class OmnigraphDataSource(DataSource):
         super().__init__(options)
         self._load: Load | None = None
         self._stream: StreamLoad | None = None
+        self._travelled = False
         self._failure: OmnigraphError | None = None
         if "path" in options and not catalog.is_create_table(options):
             try:
@@ -92,6 +94,29 @@ class OmnigraphDataSource(DataSource):
         from omnigraph_spark.spark.stream_reader import OmnigraphStreamReader
 
         return OmnigraphStreamReader(self._streamed(), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Return the writer of one batch of a stream.
+
+        Raises:
+            UnsupportedError: this Spark's stream writers don't take Arrow batches (before 4.1).
+            OmnigraphError: as `OmnigraphStreamWriter`.
+        """
+        from pyspark.sql import datasource
+
+        if not hasattr(datasource, "DataSourceStreamArrowWriter"):
+            raise UnsupportedError(
+                "writeStream needs Spark 4.1",
+                hint="Write with foreachBatch, txnAppId and txnVersion (the streaming page)",
+            )
+        from omnigraph_spark.spark.stream_writer import OmnigraphStreamWriter
+
+        return OmnigraphStreamWriter(schema, self.options, overwrite, plans=not self._travelled)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Spark makes a source to plan a batch's tasks, and sends one to where the batch is
+        # committed: there the tasks' messages have the plan.
+        self.__dict__.update(state, _travelled=True)
 
     def _streamed(self) -> StreamLoad:
         if self._stream is None:

@@ -19,6 +19,7 @@ from omnigraph_spark.errors import StorageError
 from omnigraph_spark.integrity.screen import Screen
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.spark import catalog, frame_plan
+from omnigraph_spark.spark.frame_plan import FramePlan
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit import bulk, commit
@@ -86,17 +87,8 @@ class OmnigraphWriter(DataSourceArrowWriter):
             IntegrityError, SchemaMismatchError, TableNotFoundError: rows that don't fit.
             StorageError: the store failed. Files written so far stay unreferenced.
         """
-        from pyspark import TaskContext
-
-        framed, plan = self._framed, self._framed.plan
-        context = TaskContext.get()
-        partition = context.partitionId() if context else 0
-        table = layout.fnv1a64(min(plan.targets)) if self._staging else "part"
-        screen = Screen(
-            plan.integrity, plan.storage.options, plan.publish_id, f"{table}-{partition:05d}"
-        )
-        batches = routing.route(framed.routing, plan.targets, iterator, screen, plan.settings.exact)
-        return OmnigraphCommitMessage.of(partition, stage.stage(plan, batches))
+        table = layout.fnv1a64(min(self._framed.plan.targets)) if self._staging else "part"
+        return OmnigraphCommitMessage.of(*staged_here(self._framed, iterator, table))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit all tables in one publish; on the driver, in a process of its own.
@@ -106,32 +98,63 @@ class OmnigraphWriter(DataSourceArrowWriter):
                 deleted.
             OmnigraphError: as `write.commit.commit`.
         """
-        ours = _ours(messages)
+        ours = own_messages(messages)
         staged = [one for message in ours for one in message.staged()]
         plan = self._framed.plan
         if self._staging:
-            _refuse_doubles(plan, ours, staged)
+            refuse_doubles(plan, ours, staged)
             bulk.leave_messages(plan, staged)
             return
         plan = self._framed.narrowed({one.table_key for one in staged})
-        _refuse_doubles(plan, ours, staged)
+        refuse_doubles(plan, ours, staged)
         done = commit.commit(plan, staged)
         _log.info("write %s: graph version %d", done.publish_id, done.graph_version)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Clean up after a failed job; on the driver. Files go only if a task failed (DESIGN 5)."""
-        ours = _ours(messages)
+        ours = own_messages(messages)
         staged = [one for message in ours for one in message.staged()]
         commit.abort(self._framed.plan, staged, complete=len(ours) == len(messages))
 
 
-def _ours(messages: Sequence[WriterCommitMessage | None]) -> list[OmnigraphCommitMessage]:
+def staged_here(
+    framed: FramePlan, iterator: Iterator[pa.RecordBatch], name: str = "part"
+) -> tuple[int, list[StagedTable]]:
+    """Stage the rows of the task that calls, and return its partition's number and what it staged.
+
+    `name` is how the task's bad records are called.
+
+    Raises:
+        IntegrityError, SchemaMismatchError, TableNotFoundError: rows that don't fit.
+        StorageError: the store failed. Files written so far stay unreferenced.
+    """
+    from pyspark import TaskContext
+
+    plan = framed.plan
+    context = TaskContext.get()
+    partition = context.partitionId() if context else 0
+    screen = Screen(
+        plan.integrity, plan.storage.options, plan.publish_id, f"{name}-{partition:05d}"
+    )
+    batches = routing.route(framed.routing, plan.targets, iterator, screen, plan.settings.exact)
+    return partition, stage.stage(plan, batches)
+
+
+def own_messages(
+    messages: Sequence[WriterCommitMessage | None],
+) -> list[OmnigraphCommitMessage]:
+    """Return the messages of the tasks that succeeded."""
     return [message for message in messages if isinstance(message, OmnigraphCommitMessage)]
 
 
-def _refuse_doubles(
+def refuse_doubles(
     plan: WritePlan, messages: Sequence[OmnigraphCommitMessage], staged: Sequence[StagedTable]
 ) -> None:
+    """Refuse two results of one partition, which would double its rows; their files are deleted.
+
+    Raises:
+        StorageError: there are two.
+    """
     partitions = [message.partition() for message in messages]
     if len(set(partitions)) == len(partitions):
         return

@@ -142,7 +142,8 @@ class WritePlan:
     on. `dropped` are tables that get a tombstone; `merged_parent` is the commit that a merge brings
     in; `new_properties` are what the schema files learn of added columns. `unchecked` says that an
     overwrite knew, of a table it replaces, no version to expect but the head's. `reads` is what an
-    upsert's or delete's frames were read from, by table; `frames` are the names of the frames.
+    upsert's or delete's frames were read from, by table; `frames` are the names of the frames. With
+    `txn_whole` the write is done if any table of the graph has its `txn` (`Publish`).
     """
 
     storage: Storage
@@ -155,6 +156,7 @@ class WritePlan:
     actor: str | None = None
     user_metadata: str | None = None
     txn: tuple[str, int] | None = None
+    txn_whole: bool = False
     unchecked: bool = False
     branch_identifier: str | None = None
     dropped: tuple[str, ...] = ()

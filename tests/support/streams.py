@@ -1,14 +1,21 @@
-"""Streaming reads without a JVM: the calls that Spark makes of a stream reader, in this process."""
+"""Streams without a JVM: the calls that Spark makes of a reader or a writer, in this process."""
 
 from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
 from omnigraph_spark import options
+from omnigraph_spark.spark.spark_types import arrow_schema
 from omnigraph_spark.spark.stream_reader import OmnigraphStreamReader, StreamLoad
 from omnigraph_spark.storage.store import Storage
+from tests.support.writes import GRACE
 
 Offset = dict[str, Any]
 
@@ -76,6 +83,62 @@ class Stream:
             self.offset = end
             if rows := self.read(start, end):
                 found.append([row["id"] for row in rows])
+
+
+class Sink:
+    """One query that writes: its writers are made, pickled and thrown away as Spark does it."""
+
+    def __init__(self, graph: Storage, schema: StructType, query: str = "q", **asked: str) -> None:
+        self.graph, self.schema, self.query = graph, schema, query
+        self.asked = {"path": graph.root, "orphanGraceSeconds": GRACE, **asked}
+
+    def batch(
+        self, number: int, *tasks: Sequence[Mapping[str, Any]], overwrite: bool = False
+    ) -> None:
+        """Write the rows of some tasks as a batch, from the plan to the commit."""
+        self.commit(number, self.stage(number, *tasks, overwrite=overwrite), overwrite=overwrite)
+
+    def stage(
+        self, number: int, *tasks: Sequence[Mapping[str, Any]], overwrite: bool = False
+    ) -> list[Any]:
+        """Do the tasks of a batch and return their messages."""
+        planned = pickle.dumps(self._writer(overwrite, plans=True))
+        target = arrow_schema(self.schema)
+        messages = []
+        for partition, rows in enumerate(tasks):
+            batch = pa.RecordBatch.from_pylist([*rows], schema=target)
+            with in_task(partition, self.query, number):
+                message = pickle.loads(planned).write(iter([batch]))
+            messages.append(pickle.loads(pickle.dumps(message)))
+        return messages
+
+    def commit(self, number: int, messages: list[Any], *, overwrite: bool = False) -> None:
+        """Commit a batch, as Spark does in a process of its own."""
+        self._writer(overwrite, plans=False).commit(messages, number)
+
+    def _writer(self, overwrite: bool, *, plans: bool) -> Any:
+        # Before Spark 4.1 there is no such writer.
+        from omnigraph_spark.spark.stream_writer import OmnigraphStreamWriter
+
+        return OmnigraphStreamWriter(self.schema, self.asked, overwrite, plans=plans)
+
+
+@contextmanager
+def in_task(partition: int, query: str, batch: int) -> Iterator[None]:
+    """Stand in a task's place: the context that Spark's workers set up for one."""
+    from pyspark import TaskContext
+
+    context = object.__new__(TaskContext)
+    context._partitionId = partition
+    context._localProperties = {
+        "sql.streaming.queryId": query,
+        "streaming.sql.batchId": str(batch),
+    }
+    TaskContext._setTaskContext(context)
+    try:
+        yield
+    finally:
+        TaskContext._setTaskContext(None)  # type: ignore[arg-type]
 
 
 def _kept(offset: Offset) -> Offset:

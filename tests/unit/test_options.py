@@ -100,6 +100,7 @@ def test_every_option_of_the_design_is_declared() -> None:
         "maxRowsPerTrigger",
         "skipChangeCommits",
         "failOnDataLoss",
+        "optimizeEvery",
     }
     assert {one.name for one in OPTIONS} == designed
 

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from pyspark.sql.datasource import DataSourceStreamReader
 
 from omnigraph_spark import options
 from omnigraph_spark.errors import (
@@ -27,6 +28,11 @@ from omnigraph_spark.storage.store import Storage
 from tests.support.streams import ReadAllAvailable, Stream
 from tests.support.writes import KNOWS, PERSON, ids, new_graph, write, write_options
 
+needs_limits = pytest.mark.skipif(
+    not hasattr(DataSourceStreamReader, "getDefaultReadLimit"),
+    reason="Spark 4.2 and later have limits per batch",
+)
+
 
 @pytest.fixture
 def graph(tmp_path: Path) -> Storage:
@@ -43,6 +49,7 @@ def test_a_stream_gives_the_snapshot_and_then_what_is_appended_once(graph: Stora
     assert stream.rest() == []
 
 
+@needs_limits
 def test_a_batch_is_read_again_as_it_was_after_a_restart(graph: Storage) -> None:
     stream = Stream(graph, maxCommitsPerTrigger="2")
     stream.batch()
@@ -56,6 +63,7 @@ def test_a_batch_is_read_again_as_it_was_after_a_restart(graph: Storage) -> None
     assert [row["id"] for row in first] == ["a", "b"]
 
 
+@needs_limits
 @pytest.mark.parametrize("most", ["3", "1000"])
 def test_the_first_snapshot_is_cut_into_batches_of_rows_with_nodes_before_edges(
     graph: Storage, most: str
@@ -80,6 +88,7 @@ def test_the_first_snapshot_is_cut_into_batches_of_rows_with_nodes_before_edges(
     assert sorted(later) == sorted(f"later{n + 1}" for n in range(len(found)))
 
 
+@needs_limits
 def test_a_limit_of_rows_never_splits_a_commit_and_takes_one_at_least(graph: Storage) -> None:
     stream = Stream(graph, maxRowsPerTrigger="4")
     stream.batch()
@@ -94,6 +103,7 @@ def test_a_limit_of_rows_never_splits_a_commit_and_takes_one_at_least(graph: Sto
     ]
 
 
+@needs_limits
 def test_a_query_that_ends_by_itself_ends_at_what_was_there_when_it_began(graph: Storage) -> None:
     stream = Stream(graph, table=PERSON, maxCommitsPerTrigger="1")
     write(graph, {PERSON: ["a"]})
@@ -104,6 +114,7 @@ def test_a_query_that_ends_by_itself_ends_at_what_was_there_when_it_began(graph:
     assert stream.rest() == [["too late"]]
 
 
+@needs_limits
 def test_without_a_limit_a_batch_has_all_there_is(graph: Storage) -> None:
     stream = Stream(graph, table=PERSON, maxCommitsPerTrigger="1")
     write(graph, {PERSON: ["a"]})
@@ -176,6 +187,7 @@ def test_a_change_feed_without_a_start_gives_the_snapshot_as_inserts_and_then_ch
     ]
 
 
+@needs_limits
 def test_a_filter_and_columns_hold_for_the_snapshot_and_for_what_comes(graph: Storage) -> None:
     write(graph, {PERSON: ["a", "b"]})
     stream = Stream(graph, table=PERSON, columns="id,age", filter="age >= 1", maxRowsPerTrigger="1")
@@ -277,6 +289,7 @@ def test_options_that_dont_go_with_a_stream_are_refused(given: dict[str, str], w
         StreamOptions.of(options.parse({"path": "/g", **given}))
 
 
+@needs_limits
 def test_a_stream_of_random_publishes_gives_each_row_once_whenever_it_is_restarted(
     graph: Storage,
 ) -> None:

@@ -154,7 +154,8 @@ def _is_touched(plan: WritePlan, key: str, by_table: Mapping[str, Sequence[Stage
     target = plan.targets[key]
     has_rows = any(one.fragments or any(m.rows for m in one.matches) for one in by_table[key])
     listed = bool(target.added or target.renamed) or target.mode in (OVERWRITE, CREATE, RESTORE)
-    return has_rows or listed or plan.txn is not None or plan.merged_parent is not None
+    marked = plan.txn is not None and not plan.txn_whole
+    return has_rows or listed or marked or plan.merged_parent is not None
 
 
 class _Write:
@@ -239,7 +240,9 @@ class _Write:
         if has_publish(rows, plan.publish_id):
             self._round.files_used = True
             return found_in(manifest, plan.publish_id)
-        if plan.txn is not None and check_txn(rows, plan.txn, frozenset(self._touched)):
+        if plan.txn is not None and check_txn(
+            rows, plan.txn, frozenset(self._touched), plan.txn_whole
+        ):
             return Published(version, skipped=True)
         snapshot = fold(rows, plan.branch, version)
         if staged_files.are_published(plan, self._by_table, snapshot):
@@ -359,6 +362,7 @@ class _Write:
             guards=guards | frozenset(plan.expected),
             edge_tables=None if keeps_ids(plan) else edges,
             txn=plan.txn,
+            txn_whole=plan.txn_whole,
             retries=plan.settings.commit_retries,
             branch_identifier=plan.branch_identifier,
         )
