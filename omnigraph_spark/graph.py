@@ -10,6 +10,7 @@ from omnigraph_spark import options
 from omnigraph_spark.api.maintenance import MaintenanceMethods
 from omnigraph_spark.api.refs import RefMethods
 from omnigraph_spark.api.schema_changes import SchemaMethods
+from omnigraph_spark.api.staging import StagingMethods
 from omnigraph_spark.errors import from_spark
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.refs import times
@@ -45,7 +46,7 @@ def register(spark: SparkSession) -> None:
 
 
 @dataclass(frozen=True)
-class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods):
+class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
     """A graph at a path, as a Spark session sees it. Holds no connection and no snapshot.
 
     `storage` are storage options by Lance's keys (`aws_endpoint`), kept out of `repr`.

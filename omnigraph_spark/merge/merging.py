@@ -346,6 +346,7 @@ def _planned(prepared: Prepared, options: WriteOptions) -> WritePlan:
         expected={key: now.version(key) for key in compared},
         dropped=prepared.dropped,
         merged_parent=sides.heads[0].graph_commit_id,
+        txn_whole=planned.txn is not None,
     )
 
 
