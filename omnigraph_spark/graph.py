@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omnigraph_spark import options
 from omnigraph_spark.api.maintenance import MaintenanceMethods
@@ -12,6 +12,7 @@ from omnigraph_spark.api.refs import RefMethods
 from omnigraph_spark.api.schema_changes import SchemaMethods
 from omnigraph_spark.api.staging import StagingMethods
 from omnigraph_spark.errors import from_spark
+from omnigraph_spark.option_values import as_text
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.refs import times
 from omnigraph_spark.storage import layout
@@ -57,7 +58,7 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def for_path(cls, spark: SparkSession, uri: str, **storage: str) -> OmniGraph:
+    def for_path(cls, spark: SparkSession, uri: str, **storage: Any) -> OmniGraph:
         """Return the handle of the graph at `uri`; opens nothing, and the graph need not be there.
 
         >>> OmniGraph.for_path(spark, "s3://bucket/g", aws_region="eu-west-1")  # doctest: +SKIP
@@ -69,7 +70,7 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
         return cls(
             spark,
             normalize_root(uri),
-            {key.removeprefix(prefix): str(value) for key, value in storage.items()},
+            {key.removeprefix(prefix): as_text(key, value) for key, value in storage.items()},
         )
 
     def table(
@@ -89,11 +90,11 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
         Raises:
             AnalysisException: with the typed error's text (`from_spark` gives it back).
         """
-        reader = self._reader(branch, version).option("table", name)
+        reader = self._reader(branch, version).option("table", as_text("table", name))
         if columns is not None:
-            reader = reader.option("columns", ",".join(columns))
+            reader = reader.option("columns", as_text("columns", columns))
         if metadata_columns is not None:
-            reader = reader.option("metadataColumns", ",".join(metadata_columns))
+            reader = reader.option("metadataColumns", as_text("metadataColumns", metadata_columns))
         return reader.load(self.uri)
 
     def graph(self, *, branch: str | None = None, version: int | str | None = None) -> DataFrame:
@@ -166,13 +167,14 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
         *,
         mode: str = "append",
         branch: str = layout.MAIN,
-        **write_options: str,
+        **write_options: Any,
     ) -> Committed:
         """Write many table frames in one commit; returns its publish id and graph version.
 
         One ordinary Spark write per table stages its rows, then one publish shows them all. Runs in
         the calling process, which must reach the storage. `write_options` are the data source's
-        options by name (`endpoints="Knows: Person -> Person"`, `userMetadata=…`).
+        options by name, as text or as Python values: `mergeSchema=True`, `txnVersion=7`,
+        `endpoints={"Knows": ("Person", "Person")}`, `keys={"Person": "name"}`.
 
         Raises:
             OptionError, SchemaMismatchError, IntegrityError, TableNotFoundError: before anything is
@@ -184,11 +186,11 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
                 fit (`from_spark` gives the typed error back); nothing was published.
         """
         from omnigraph_spark.spark import frame_plan
+        from omnigraph_spark.spark import frames as frames_module
         from omnigraph_spark.write.commit import bulk
 
         plan = frame_plan.plan_frames(
-            self._write_options(mode, branch, write_options),
-            {name: frame.schema for name, frame in frames.items()},
+            self._write_options(mode, branch, write_options), frames_module.schemas_of(frames)
         )
         by_key = {frame_plan.key_among(plan, name): frame for name, frame in frames.items()}
 
@@ -271,9 +273,10 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
     def _spark_storage(self) -> dict[str, str]:
         return {f"storage.{key}": value for key, value in self.storage.items()}
 
-    def _write_options(self, mode: str, branch: str, given: Mapping[str, str]) -> WriteOptions:
-        raw = {**self._spark_storage(), **given, "path": self.uri, "branch": branch}
-        return WriteOptions.of(options.parse({"writeMode": mode, **raw}), mode == "overwrite")
+    def _write_options(self, mode: str, branch: str, given: Mapping[str, Any]) -> WriteOptions:
+        asked = options.of_python({"writeMode": mode, **given, "branch": branch})
+        raw = {**self._spark_storage(), **asked, "path": self.uri}
+        return WriteOptions.of(options.parse(raw), mode == "overwrite")
 
 
 def _view_names(prefix: str, keys: list[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from omnigraph_spark.errors import OptionError
@@ -132,6 +132,59 @@ def _parts(value: str) -> list[str]:
         else:
             parts[-1] += character
     return parts
+
+
+def as_text(name: str, value: object) -> str:
+    """Return a Python value as the text of an option: text, numbers, booleans, lists and mappings.
+
+    A mapping is written as the option has it: `{"Person": "name"}` for `keys`, `{"Knows":
+    ("Person", "Person")}` for `endpoints`, `{"Person.n": "bigint"}` or `{"Person": {"n":
+    LongType()}}` for `types`, `{"node:Person": 7}` for `expectedTableVersions`.
+
+    Raises:
+        OptionError: a value that the option can't be; its type is named, not the value.
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    if isinstance(value, Mapping):
+        if name == "expectedTableVersions":
+            return json.dumps({str(key): one for key, one in value.items()})
+        pairs = dict(_flat(name, value))
+        return ", ".join(f"{key}: {_one(name, one)}" for key, one in pairs.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_one(name, one) for one in value)
+    raise _unfit(name, value)
+
+
+def _flat(name: str, value: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for key, one in value.items():
+        if not isinstance(key, str):
+            raise _unfit(name, key)
+        if isinstance(one, Mapping):
+            yield from ((f"{key}.{inner}", kind) for inner, kind in one.items())
+        else:
+            yield key, one
+
+
+def _one(name: str, value: object) -> str:
+    if isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value):
+        return (" -> " if name == "endpoints" else ", ").join(value)
+    spark_type = getattr(value, "simpleString", None)
+    if callable(spark_type):
+        return str(spark_type())
+    if not isinstance(value, str):
+        raise _unfit(name, value)
+    return value
+
+
+def _unfit(name: str, value: object) -> OptionError:
+    return OptionError(
+        f"Option {name} can't be of the type {type(value).__name__}",
+        expected="text, a number, a boolean, or a mapping or list of texts",
+        found=type(value).__name__,
+    )
 
 
 def malformed(name: str, value: str, expected: str) -> OptionError:

@@ -17,6 +17,7 @@ from omnigraph_spark.option_rules import FeedEnds
 from omnigraph_spark.option_values import (
     Parser,
     any_text,
+    as_text,
     boolean,
     choice,
     integer,
@@ -203,6 +204,24 @@ def parse(raw: Mapping[str, str | None]) -> Parsed:
     return Parsed(values, frozenset(given), storage)
 
 
+def of_python(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return options that a Python caller gave as the texts that Spark hands over; None is left out.
+
+    Raises:
+        OptionError: an unknown option, or a value of a type that it doesn't take.
+    """
+    found = {}
+    for key, value in given.items():
+        lowered = key.lower()
+        known = lowered in _BY_KEY or lowered.startswith(_STORAGE_PREFIX)
+        if not known and lowered not in _SPARK_OWN:
+            raise _unknown(key)
+        if value is not None:
+            name = _BY_KEY[lowered].name if lowered in _BY_KEY else key
+            found[key] = as_text(name, value)
+    return found
+
+
 def for_scope(raw: Mapping[str, str], scope: str) -> dict[str, str]:
     """Return the options of a map that count in `scope`, storage options included.
 
@@ -232,6 +251,9 @@ def _unknown(key: str) -> OptionError:
             f"Unknown option {key[:60]!r}",
             hint=f"Options of the store are given as storage.{lowered[:60]}",
         )
+    elsewhere = option_rules.of_another_format(key[:60])
+    if elsewhere is not None:
+        return OptionError(f"Unknown option {elsewhere[0]!r}", hint=elsewhere[1])
     near = difflib.get_close_matches(lowered, list(_BY_KEY), n=3, cutoff=0.6)
     names = ", ".join(_BY_KEY[n].name for n in near)
     return OptionError(

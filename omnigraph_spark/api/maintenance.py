@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from omnigraph_spark.storage import layout
 
@@ -30,7 +30,7 @@ class MaintenanceMethods:
     def _reader(self, branch: str | None, version: int | str | None) -> DataFrameReader: ...
 
     @abstractmethod
-    def _write_options(self, mode: str, branch: str, given: Mapping[str, str]) -> WriteOptions: ...
+    def _write_options(self, mode: str, branch: str, given: Mapping[str, Any]) -> WriteOptions: ...
 
     def indexes(self, *, branch: str | None = None) -> DataFrame:
         """Return the indices of all tables: name, type, columns, rows covered and not covered.
@@ -49,7 +49,7 @@ class MaintenanceMethods:
         *,
         name: str | None = None,
         branch: str = layout.MAIN,
-        **write_options: str,
+        **write_options: Any,
     ) -> Maintained:
         """Build an index on a column and publish it; readers see it from the next load on.
 
@@ -74,7 +74,7 @@ class MaintenanceMethods:
         )
 
     def drop_index(
-        self, table: str, name: str, *, branch: str = layout.MAIN, **write_options: str
+        self, table: str, name: str, *, branch: str = layout.MAIN, **write_options: Any
     ) -> Maintained:
         """Drop an index; queries answer the same, slower.
 
@@ -96,7 +96,7 @@ class MaintenanceMethods:
         tables: Iterable[str] | None = None,
         *,
         branch: str = layout.MAIN,
-        **write_options: str,
+        **write_options: Any,
     ) -> Maintained:
         """Let the indices of tables (None: all) cover the rows that were added since; one publish.
 
@@ -119,7 +119,7 @@ class MaintenanceMethods:
         branch: str = layout.MAIN,
         target_rows: int = 1_048_576,
         deletions: float = 0.1,
-        **write_options: str,
+        **write_options: Any,
     ) -> Optimized:
         """Compact tables (None: all of the branch itself), cover all rows by indices; one publish.
 

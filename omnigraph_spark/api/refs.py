@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from omnigraph_spark.storage import layout
 
@@ -26,7 +26,7 @@ class RefMethods:
     def _store(self) -> Storage: ...
 
     @abstractmethod
-    def _write_options(self, mode: str, branch: str, given: Mapping[str, str]) -> WriteOptions: ...
+    def _write_options(self, mode: str, branch: str, given: Mapping[str, Any]) -> WriteOptions: ...
 
     def _graph(self) -> OmniGraph:
         return cast("OmniGraph", self)
@@ -107,7 +107,7 @@ class RefMethods:
         tags.delete_tag(self._store(), name)
 
     def restore(
-        self, version: int | str, *, branch: str = layout.MAIN, **write_options: str
+        self, version: int | str, *, branch: str = layout.MAIN, **write_options: Any
     ) -> Committed:
         """Make the content of an older version of a branch its newest, all tables in one commit.
 
@@ -150,7 +150,7 @@ class RefMethods:
         *,
         dry_run: bool = False,
         resolution: str | Mapping[str, str] = "fail",
-        **write_options: str,
+        **write_options: Any,
     ) -> Merged:
         """Merge a branch into another, row by row, in one commit with two parents.
 
@@ -172,7 +172,7 @@ class RefMethods:
         asked = self._write_options("overwrite", into, write_options)
         return merge.merge(self._graph(), asked, source, dry_run=dry_run, resolution=resolution)
 
-    def fast_forward(self, source: str, into: str = layout.MAIN, **write_options: str) -> Merged:
+    def fast_forward(self, source: str, into: str = layout.MAIN, **write_options: Any) -> Merged:
         """Merge a branch into one that hasn't moved since it began; else as `merge`.
 
         Raises:

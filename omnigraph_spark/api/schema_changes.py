@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omnigraph_spark.storage import layout
 
@@ -27,7 +27,7 @@ class SchemaMethods:
     def _store(self) -> Storage: ...
 
     @abstractmethod
-    def _write_options(self, mode: str, branch: str, given: Mapping[str, str]) -> WriteOptions: ...
+    def _write_options(self, mode: str, branch: str, given: Mapping[str, Any]) -> WriteOptions: ...
 
     def add_table(
         self,
@@ -37,7 +37,7 @@ class SchemaMethods:
         key: str | None = None,
         endpoints: tuple[str, str] | None = None,
         branch: str = layout.MAIN,
-        **write_options: str,
+        **write_options: Any,
     ) -> Committed:
         """Make an empty table, such as `add_table("edge:Knows", "since DATE", endpoints=(…))`.
 
@@ -60,7 +60,7 @@ class SchemaMethods:
         return properties.add_table(self._store(), asked, table, columns)
 
     def drop_table(
-        self, *tables: str, branch: str = layout.MAIN, **write_options: str
+        self, *tables: str, branch: str = layout.MAIN, **write_options: Any
     ) -> Committed:
         """Drop tables in one publish; their data stays for older versions and for `restore`.
 
@@ -82,7 +82,7 @@ class SchemaMethods:
         kind: str | DataType,
         *,
         branch: str = layout.MAIN,
-        **write_options: str,
+        **write_options: Any,
     ) -> Committed:
         """Add a property that may be null: `add_property("node:Person", "nick", "String?")`.
 
@@ -98,7 +98,7 @@ class SchemaMethods:
         return properties.add_property(self._store(), asked, table, name, kind)
 
     def drop_property(
-        self, table: str, name: str, *, branch: str = layout.MAIN, **write_options: str
+        self, table: str, name: str, *, branch: str = layout.MAIN, **write_options: Any
     ) -> Committed:
         """Drop a property; added again it is another one, without the old values.
 
@@ -119,7 +119,7 @@ class SchemaMethods:
         *,
         nullable: bool = True,
         branch: str = layout.MAIN,
-        **write_options: str,
+        **write_options: Any,
     ) -> Committed:
         """Let a property be null: `alter_property("node:Person", "age", nullable=True)`.
 
@@ -137,7 +137,7 @@ class SchemaMethods:
         return properties.alter_property(self._store(), asked, table, name, nullable)
 
     def rename_property(
-        self, table: str, old: str, new: str, *, branch: str = layout.MAIN, **write_options: str
+        self, table: str, old: str, new: str, *, branch: str = layout.MAIN, **write_options: Any
     ) -> Committed:
         """Rename a property; its values and indices stay.
 

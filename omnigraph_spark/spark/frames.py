@@ -32,6 +32,8 @@ _FIXED = (TABLE, "id", *_ENDS)
 _OTHER = re.compile(r"[^A-Za-z0-9]+")
 _EXAMPLE = "omnigraph_spark.pack({'node:Person': people, 'edge:Knows': knows})"
 
+_FRAMES = "DataFrames by table: {'node:Person': people, 'edge:Knows': knows}"
+
 Endpoints = Mapping[str, tuple[str, str]]
 
 
@@ -280,9 +282,9 @@ def pack(
     if not frames:
         raise OptionError("pack got no frames", hint=_EXAMPLE)
     schemas = {}
-    for key, frame in frames.items():
+    for key, schema in schemas_of(frames).items():
         layout.split_table_key(key)
-        schemas[key] = _checked(key, frame.schema)
+        schemas[key] = _checked(key, schema)
     wide = whole_graph_schema(
         schemas,
         checked_endpoints(endpoints or {}),
@@ -299,6 +301,30 @@ def pack(
         metadata[field_metadata.READ] = field_metadata.marks_text(list(marks))
     union = reduce(lambda left, right: left.union(right), parts)
     return _with_metadata(union, metadata)
+
+
+def schemas_of(frames: Mapping[str, DataFrame]) -> dict[str, StructType]:
+    """Return the schemas of frames by table.
+
+    Raises:
+        OptionError: no mapping of names to DataFrames.
+    """
+    if not isinstance(frames, Mapping):
+        raise OptionError(
+            "The frames to write are no mapping", expected=_FRAMES, found=type(frames).__name__
+        )
+    found = {}
+    for name, frame in frames.items():
+        schema = getattr(frame, "schema", None)
+        if not isinstance(name, str) or not isinstance(schema, StructType):
+            raise OptionError(
+                f"What is to be written to {name!r} is no DataFrame",
+                expected=_FRAMES,
+                found=type(frame).__name__ if isinstance(name, str) else type(name).__name__,
+                hint="Make one with spark.createDataFrame",
+            )
+        found[name] = schema
+    return found
 
 
 def _checked(key: str, schema: StructType) -> StructType:

@@ -7,9 +7,11 @@ import re
 from typing import Any
 
 import pytest
+from pyspark.sql.types import LongType
 
-from omnigraph_spark import options
+from omnigraph_spark import option_rules, options
 from omnigraph_spark.errors import OptionError
+from omnigraph_spark.option_values import as_text
 from omnigraph_spark.options import (
     CREATE,
     OPTIONS,
@@ -136,6 +138,83 @@ def test_an_unknown_option_is_refused_and_the_nearest_named(key: str, near: str)
         OptionError, match=rf"OMNIGRAPH_OPTION\] Unknown option '{key}' · Did you mean {near}"
     ):
         parse(PATH | {key: "1"})
+
+
+@pytest.mark.parametrize(
+    ("key", "source", "instead"),
+    [
+        ("replacewhere", "Delta", "writeMode"),
+        ("overwriteschema", "Delta", "mergeSchema"),
+        ("partitionOverwriteMode", "Delta", "overwrite"),
+        ("snapshot-id", "Iceberg", "versionAsOf"),
+        ("snapshot-property.a", "Iceberg", "userMetadata"),
+        ("CHECK-NULLABILITY", "Iceberg", "alter_property"),
+        ("nearest", "lance-spark", "pylance"),
+        ("write_mode", "lance-spark", "writeMode"),
+        ("labels", "Neo4j", "node:Person"),
+        ("relationship.source.node.keys", "Neo4j", "endpoints"),
+        ("authentication.basic.password", "Neo4j", "storage"),
+    ],
+)
+def test_an_option_of_another_format_is_answered_with_what_to_use_here(
+    key: str, source: str, instead: str
+) -> None:
+    if key.lower() in {one.name.lower() for one in OPTIONS}:
+        pytest.skip("there is such an option now")
+    with pytest.raises(OptionError, match=rf"Unknown option .*{source}.*{instead}") as caught:
+        parse(PATH | {key: "sEcReT"})
+    assert "sEcReT" not in str(caught.value)
+
+
+def test_every_option_that_a_hint_names_is_there_and_no_hint_is_about_one_of_ours() -> None:
+    ours = {one.name.lower(): one.name for one in OPTIONS}
+    for name, source, instead in option_rules.FOREIGN.values():
+        assert name in str(options._unknown(name)) or name.lower() in ours, (name, source)
+        words = re.findall(r"\b([a-z]+[A-Z]\w+)\b(?!\.)", instead)
+        assert [word for word in words if word.lower() not in ours and word != "readStream"] == []
+
+
+# --- values from Python ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("mergeSchema", True, "true"),
+        ("lastWriterWins", False, "false"),
+        ("commitRetries", 3, "3"),
+        ("txnVersion", 2**40, str(2**40)),
+        ("commitTimeoutSeconds", 1.5, "1.5"),
+        ("actor", "ann", "ann"),
+        ("keys", {"Customer": "cust_id", "node:A": "b"}, "Customer: cust_id, node:A: b"),
+        ("endpoints", {"Knows": ("Person", "Person")}, "Knows: Person -> Person"),
+        ("endpoints", {"Knows": "Person -> City"}, "Knows: Person -> City"),
+        ("types", {"P.vec": "Vector(4)", "P.n": LongType()}, "P.vec: Vector(4), P.n: bigint"),
+        ("types", {"P": {"m": "map<string, int>"}}, "P.m: map<string, int>"),
+        ("expectedTableVersions", {"node:P": 7}, '{"node:P": 7}'),
+        ("columns", ["id", "name"], "id, name"),
+        ("edgeKeys", {"Bought": ["src", "dst", "at"], "Knows": "src, dst"},
+         "Bought: src, dst, at, Knows: src, dst"),
+    ],
+)  # fmt: skip
+def test_a_python_value_says_what_the_options_text_says(name: str, value: Any, text: str) -> None:
+    assert as_text(name, value) == text
+    if name.lower() in {one.name.lower() for one in OPTIONS}:
+        assert parse(PATH | options.of_python({name: value})) == parse(PATH | {name: text})
+
+
+def test_python_values_that_an_option_cant_be_are_refused_by_type_and_without_the_value() -> None:
+    for name, value in (("actor", object()), ("keys", {"A": 5}), ("keys", {5: "a"}),
+                        ("types", [b"sEcReT"]), ("actor", b"sEcReT")):  # fmt: skip
+        with pytest.raises(OptionError, match=rf"Option {name} can't be .*expected text") as caught:
+            options.of_python({name: value})
+        assert "sEcReT" not in str(caught.value)
+    with pytest.raises(OptionError, match="Unknown option"):
+        options.of_python({"mergeShcema": True})
+    assert options.of_python({"actor": None}) == {}
+    for name, wrong in (("mergeSchema", 2), ("commitRetries", 1.5), ("commitRetries", True)):
+        with pytest.raises(OptionError, match=f"Option {name} is malformed"):
+            parse(PATH | options.of_python({name: wrong}))
 
 
 def test_an_option_like_no_other_is_pointed_to_the_readme() -> None:
