@@ -37,7 +37,7 @@ root, warm, action, limit = sys.argv[1:5]
 from omnigraph_spark.errors import OmnigraphError
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.read.plan import read_table
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 from tests.support import writes
 warmed = Storage.at(warm)
 writes.new_graph(warmed)

@@ -15,7 +15,7 @@ from tests.support.writes import PERSON, new_graph
 
 OPEN_TWICE = """\
 import gc, sys, weakref
-from omnigraph_spark.storage import Storage
+from omnigraph_spark.storage.store import Storage
 
 class Cycle:
     def __init__(self):
