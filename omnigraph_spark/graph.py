@@ -30,10 +30,12 @@ FORMAT = "omnigraph"
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("omnigraph")` known to a session.
+    """Make `format("omnigraph")` known to a session, and to the thread that calls it.
 
-    Needed only where the package isn't installed as Spark expects it (FACTS 9). Changes no setting:
-    Spark's filter push-down for Python sources is on its own not safe (docs/push_down.md).
+    Needed only where the package isn't installed as Spark expects it (FACTS 9), and in threads that
+    a program starts itself to write frames which were made elsewhere: Spark looks for the source in
+    the session that is active in the thread. Changes no setting: Spark's filter push-down for
+    Python sources is on its own not safe (docs/push_down.md).
     """
     from pyspark.errors import AnalysisException
 
@@ -44,6 +46,15 @@ def register(spark: SparkSession) -> None:
     except AnalysisException as error:  # Spark 4.0, where it has found the source by itself
         if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
             raise
+    _make_active(spark)
+
+
+def _make_active(spark: SparkSession) -> None:
+    """Make a session the active one of this thread, as making any frame from values does.
+
+    In a thread without one `df.write` finds no Python data source.
+    """
+    spark.createDataFrame([], "id string")
 
 
 @dataclass(frozen=True)
@@ -201,6 +212,7 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
         from omnigraph_spark.write.commit import bulk
 
         def stage_table(key: str, text: str) -> None:
+            _make_active(self.spark)
             writer = frames[key].write.format(FORMAT).mode("append")
             writer.options(**self._spark_storage()).option(bulk.STAGE_OPTION, text).save(self.uri)
 

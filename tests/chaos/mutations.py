@@ -248,6 +248,28 @@ def _second_creator_fails() -> None:
     )
 
 
+def _errors_after_publish() -> None:
+    """What fails after the publish is raised, as before it."""
+
+    def tidy(_: Any, step: Callable[[], None]) -> None:
+        step()
+
+    _put(commit._Write, _tidy=tidy)
+
+
+def _landed_not_looked_for() -> None:
+    _put(publisher, _landed_all_the_same=lambda *_: None)
+
+
+def _own_clocks() -> None:
+    _put(commits, _after=lambda _, moment: moment)
+
+
+def _maintenance_counts() -> None:
+    """What an optimize publishes is taken for a change of rows."""
+    _put(commit, has_same_rows=lambda rows, key, expected, published: expected == published)
+
+
 def _steps(*steps: str) -> Callable[[Lab], None]:
     return lambda lab: crash.kill_steps(lab, steps)
 
@@ -280,6 +302,10 @@ MUTATIONS: dict[str, Mutation] = {
     "foreign-record-ignored": Mutation("24", _ignore_foreign, orphans.sidecars),
     "annotation-set-blindly": Mutation("29", _annotate_blindly, migration.crashes),
     "any-stamp": Mutation("seed 001", _any_stamp, migration.future_stamps),
+    "errors-after-publish": Mutation("4", _errors_after_publish, ambiguity.after_publish),
+    "landed-not-looked-for": Mutation("4", _landed_not_looked_for, ambiguity.after_publish),
+    "times-by-own-clock": Mutation("30", _own_clocks, ambiguity.clocks),
+    "maintenance-is-a-change": Mutation("26", _maintenance_counts, ambiguity.maintained),
     "lineage-gaps-stay": Mutation("30", _leave_gaps, _steps("K10")),
 }
 

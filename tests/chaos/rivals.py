@@ -144,3 +144,32 @@ class GuardRival(Step):
         row = VersionRow(self.key, entry.table_version, None, entry.row_count, metadata)
         guard = TableRow(self.key, entry.location)
         publisher._merge(open_main(storage), to_arrow([guard, row]))
+
+
+@dataclass
+class Clock(Step):
+    """Sets the clock of this process, as far as the lineage looks at it."""
+
+    hours: float = 0.0
+
+    def act(self) -> None:
+        from datetime import timedelta
+
+        from omnigraph_spark.history import commits
+
+        real, module = commits._now, commits
+        vars(module)["_now"] = lambda: real() + timedelta(hours=self.hours)
+
+
+@dataclass
+class Optimizer(Step):
+    """Optimizes the graph, as somebody else."""
+
+    graph: str = ""
+
+    def act(self) -> None:
+        from omnigraph_spark.maintenance.optimize import optimize, run_here
+        from omnigraph_spark.write.plan import Settings
+
+        quick = Settings(orphan_grace_seconds=0.3)
+        optimize(Storage.at(self.graph), "main", None, run_here, settings=quick)

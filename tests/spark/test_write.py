@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from omnigraph_spark import pack
+from omnigraph_spark import OmniGraph, pack, register
 from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
     IntegrityError,
@@ -519,3 +520,27 @@ def test_commit_messages_are_json_text_alone(spark: SparkSession, uri: str) -> N
     assert list(vars(message)) == ["text"]
     assert json.loads(message.text)["partition"] == 0
     assert b"canary-17" not in pickle.dumps(message)
+
+
+# --- threads of the driver -----------------------------------------------------------------------
+
+
+def test_a_thread_that_got_its_frames_from_another_one_writes_them(
+    spark: SparkSession, uri: str, local_store: Store
+) -> None:
+    """Spark looks for a source in the session that is active in a thread; a new one has none."""
+    frame = people(spark)
+    other = local_store.uri("other")
+
+    def registered() -> None:
+        register(spark)
+        save(frame, other, table=NODE)
+
+    steps = (
+        lambda: OmniGraph.for_path(spark, uri).write({NODE: frame}, mode="overwrite"),
+        registered,
+    )
+    for step in steps:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(step).result()
+    assert counts(uri)[NODE] == counts(other)[NODE] == 2

@@ -12,11 +12,12 @@ from typing import Any
 
 from omnigraph_spark import _faults
 from omnigraph_spark.errors import OmnigraphError, RowLevelCasContention
+from omnigraph_spark.history import commits
 from omnigraph_spark.manifest import publisher
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import TombstoneRow
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.storage import layout
+from omnigraph_spark.storage import append_log, layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.plan import WritePlan
@@ -66,7 +67,7 @@ def _cell(
         tables,
         mode,
         case.options,
-        _faults={point: doubt},
+        faults={point: doubt},
         writer="victim",
     )
     lab.expect(outcome == _wanted(mode, at, landed, rival, works), "24", f"{name}: {outcome}")
@@ -134,6 +135,54 @@ def _missing(plan: WritePlan, staged: list[Any]) -> int:
         for file in fragment["files"]
     ]
     return sum(not os.path.exists(path) for path in paths)
+
+
+AFTER = ("publish.landed", "publish.after_merge", "commit.after_publish", "lineage.before_row")
+"""Steps that come after the merge into `__manifest` has returned."""
+
+
+def after_publish(lab: Lab) -> None:
+    """The store fails once, at each step after the publish: no definite error with rows there."""
+    asked = [(n, mode, at) for n in range(lab.size(1, 25)) for mode in MODES for at in AFTER]
+    lab.each(asked, lambda one: _after_publish(lab, *one))
+
+
+MODES = ("append", "overwrite")
+
+
+def _after_publish(lab: Lab, number: int, mode: str, point: str) -> None:
+    case = lab.case(f"after-{number}-{mode}-{point}").make()
+    tables = {rows.PERSON: 3, rows.COMPANY: 2}
+    outcome = case.write(tables, mode, faults={point: "raise@1"}, writer="victim")
+    lab.expect(outcome == ACKNOWLEDGED, "24", f"{mode} at {point}: {outcome}")
+    case.finish()
+
+
+def clocks(lab: Lab) -> None:
+    """Writers whose clocks are hours apart: the times of a branch's commits only grow."""
+    case = lab.case("clocks").make()
+    for hours in [lab.random.uniform(-48, 48) for _ in range(lab.size(4, 40))]:
+        step = rivals.Clock(hours=hours)
+        case.write({rows.PERSON: 1}, faults={"commit.entered": step})
+    storage = Storage.at(case.graph)
+    stored = append_log.read(storage, commits.COMMITS)
+    assert stored is not None
+    by_version = stored.sort_by("manifest_version")["created_at"].to_pylist()
+    grows = all(one < next_ for one, next_ in itertools.pairwise(by_version))
+    lab.expect(grows, "30", f"times of commits, by version: {by_version}")
+    case.finish()
+
+
+def maintained(lab: Lab) -> None:
+    """A table is optimized between an overwrite's plan and its commit: the overwrite lands."""
+    for point in ("commit.entered", "commit.record_written"):
+        case = lab.case(f"maintained-{point}").make()
+        for _ in range(2):
+            case.write({rows.PERSON: 2})
+        step = rivals.Optimizer(graph=case.graph)
+        outcome = case.write({rows.PERSON: 3}, "overwrite", faults={point: step}, writer="victim")
+        lab.expect(outcome == ACKNOWLEDGED, "26", f"an overwrite beside optimize: {outcome}")
+        case.finish()
 
 
 def late_arrival(lab: Lab) -> None:
@@ -214,7 +263,7 @@ def _expectation(
         step = rivals.Rival(setup=case.setup("rival"), graph=case.graph, tables={key: 2})
     outcome = case.write(
         {rows.PERSON: 2},
-        _faults={} if step is None else {point: step},
+        faults={} if step is None else {point: step},
         options={"expectedTableVersions": json.dumps(expected)},
         writer="victim",
     )
@@ -244,8 +293,6 @@ class _Drop(rivals.Step):
         self.setup, self.graph, self.key = setup, graph, key
 
     def act(self) -> None:
-        from omnigraph_spark.history import commits
-
         storage = Storage.at(self.graph)
         version = load(storage).version(self.key)
         pen = Pen(self.setup.ledger, self.setup.writer)
@@ -291,7 +338,7 @@ def budget(lab: Lab) -> None:
     case = lab.case("budget-publisher").make()
     for wins, retries, wanted in ((99, 5, (6, "RowLevelCasContention")), (5, 5, (6, "published"))):
         rival = rivals.GuardRival(times=wins, graph=case.graph)
-        seen = case.run(publish_alone, case.graph, retries, _faults={"publish.before_merge": rival})
+        seen = case.run(publish_alone, case.graph, retries, faults={"publish.before_merge": rival})
         lab.expect(seen[:2] == list(wanted), "22", f"{wins} rivals: {seen}")
         lab.expect(seen[2] <= 30, "22", f"{wins} rivals took {seen[2]:.0f} s")
     case.close(2)
@@ -305,7 +352,7 @@ def budget(lab: Lab) -> None:
         outcome = case.write(
             {rows.PERSON: 3},
             mode,
-            _faults={"publish.before_merge": rival},
+            faults={"publish.before_merge": rival},
             writer="victim",
             options={"commitTimeoutSeconds": timeout},
         )
@@ -382,7 +429,7 @@ def _twice(lab: Lab, name: str) -> None:
     if name == "failed-abort":
         armed = {"commit.before_publish": "raise"}
     if name != "task-abort":
-        first = case.run(jobs.commit_files, plan, token, [message], writer="driver", _faults=armed)
+        first = case.run(jobs.commit_files, plan, token, [message], writer="driver", faults=armed)
         wanted = {"unknown-abort": AMBIGUOUS, "failed-abort": FAILED}.get(name, ACKNOWLEDGED)
         lab.expect(first == wanted, "29", f"{name}: {first}")
     if name == "commit-commit":

@@ -56,7 +56,7 @@ def _job(case: Case, number: int, deaths: list[int], mode: str) -> None:
                 part * 2,
                 message,
                 writer=driver,
-                _faults=armed,
+                faults=armed,
             )
             child.end()
             if not child.was_killed():
@@ -229,12 +229,12 @@ def second_look(lab: Lab) -> None:
             "append",
             case.options,
             writer="live",
-            _faults={"publish.before_merge": _WaitFor(go)},
+            faults={"publish.before_merge": _WaitFor(go)},
         )
         case.wait_for_a_commit(rows.PERSON)
         outcome = case.write(
             {rows.PERSON: 2},
-            _faults={"heal.before_restore": _LetPublish(case.graph, go)},
+            faults={"heal.before_restore": _LetPublish(case.graph, go)},
             writer="healer",
         )
         lab.expect(live.end() == outcome == ACKNOWLEDGED, "14", f"the healer: {outcome}")
@@ -280,7 +280,7 @@ def dead_record(lab: Lab) -> None:
             dict.fromkeys(rows.THREE, 3),
             "append",
             case.options,
-            _faults={"commit.table_3": "kill"},
+            faults={"commit.table_3": "kill"},
         ).end()
         time.sleep(case.grace + 0.1)
         case.write({rows.COMPANY: 2})
