@@ -7,12 +7,13 @@ table or branch; `repair` does the same without a write.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING
 
 from omnigraph_spark import schema as engine_schema
-from omnigraph_spark.errors import OmnigraphError
+from omnigraph_spark.errors import OmnigraphError, VersionNotFoundError
 from omnigraph_spark.history import runs
 from omnigraph_spark.maintenance import logs, moved
 from omnigraph_spark.manifest import crash_records, migrations
@@ -21,6 +22,7 @@ from omnigraph_spark.refs import refs
 from omnigraph_spark.storage import layout, store
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write import staging
 from omnigraph_spark.write.commit.table_head import is_clean, owner_of
 
 if TYPE_CHECKING:
@@ -36,12 +38,16 @@ WRONG_ROW_COUNT = "wrong_row_count"
 AUTO_CLEANUP = "auto_cleanup"
 MOVED_BRANCH = "moved_branch"
 LEFTOVER_FORK = "leftover_fork"
+HALF_BRANCH = "half_branch"
+MISSING_VERSION = "missing_version"
 SCHEMA_FILES = "schema_files"
 UNKNOWN_TYPE = "unknown_type"
 MISSING_LINEAGE = "missing_lineage"
 RUNNING_RUN = "running_run"
 STAGING = "staging"
 DAMAGED_LOG = "damaged_log"
+_MADE_WITH = 2
+"""Versions of `__manifest` that a branch has before its first write."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,7 @@ def check(storage: Storage) -> list[Finding]:
         steps.append((layout.GRAPH_RUNS, lambda: running_runs(storage)))
     for name in branches:
         steps.append((f"branch {name}", partial(_branch, storage, name, branches, lineage)))
+    steps.append(("tags", lambda: _tags(storage)))
     for place, step in steps:
         try:
             found += step()
@@ -148,8 +155,8 @@ def _schema(storage: Storage) -> Iterator[Finding]:
             True,
         )
     schema = engine_schema.read(storage)
-    for branch in refs.list_branches(storage):
-        for key in load(storage, branch.name).tables:
+    for _, head in refs.readable(storage):
+        for key in head.tables:
             if schema is None or schema.of_table(key) is None:
                 yield Finding(
                     UNKNOWN_TYPE,
@@ -183,15 +190,19 @@ def _damaged(lost: list[logs.Damaged]) -> Iterator[Finding]:
 
 
 def _staging(storage: Storage) -> Iterator[Finding]:
-    inside = f"{layout.STAGING}/"
-    writes = {info.path[len(inside) :].split("/")[0] for info in storage.list(layout.STAGING)}
-    for publish_id in sorted(writes):
-        yield Finding(
-            STAGING, publish_id, "Messages of a write that is being staged, or died", True
-        )
+    oldest = datetime.now(timezone.utc) - staging.LIVE
+    for publish_id, inside in sorted(staging.by_write(storage.list(layout.STAGING)).items()):
+        # The record of a write that may still be staging is no damage.
+        if staging.has_messages(inside) or max(one.last_modified for one in inside) < oldest:
+            yield Finding(
+                STAGING, publish_id, "Messages of a write that is being staged, or died", True
+            )
 
 
 def _branch(storage: Storage, branch: str, branches: list[str], lineage: bool) -> Iterator[Finding]:
+    if _is_half(storage, branch):
+        yield from _half_branch(storage, branch)
+        return
     for place in _places(storage, branch, lineage):
         if branch != layout.MAIN and moved.is_moved(storage, place, branch):
             yield Finding(
@@ -204,9 +215,13 @@ def _branch(storage: Storage, branch: str, branches: list[str], lineage: bool) -
         if branch == layout.MAIN:
             yield from _leftover_forks(storage, place, branches)
     snapshot = load(storage, branch)
-    for entry in snapshot.tables.values():
+    inherited = {}
+    for key, entry in snapshot.tables.items():
         if layout.lance_branch(entry.table_branch) == layout.lance_branch(branch):
             yield from _table(storage, snapshot, entry)
+        else:
+            inherited[key] = entry
+    yield from _pinned(storage, replace(snapshot, tables=inherited), f"Branch {branch}")
     missing = logs.missing_publishes(storage, branch) if lineage else []
     if missing:
         yield Finding(
@@ -216,6 +231,48 @@ def _branch(storage: Storage, branch: str, branches: list[str], lineage: bool) -
             True,
             branch,
         )
+
+
+def _is_half(storage: Storage, branch: str) -> bool:
+    """Tell whether files of a branch's `__manifest` are gone."""
+    try:
+        load(storage, branch)
+    except (DatasetNotFoundError, VersionNotFoundError):
+        return branch != layout.MAIN
+    return False
+
+
+def _half_branch(storage: Storage, branch: str) -> Iterator[Finding]:
+    """Name a branch that can't be read; without writes of its own, nothing is lost with it."""
+    empty = len(refs.kept_versions(storage, layout.MANIFEST, branch)) <= _MADE_WITH
+    yield Finding(
+        HALF_BRANCH,
+        branch,
+        "It has a ref, and files of its __manifest are gone: it was half made or half deleted"
+        if empty
+        else "Files of its __manifest are gone. Restore them from a copy, or delete the branch",
+        empty,
+        branch,
+    )
+
+
+def _tags(storage: Storage) -> Iterator[Finding]:
+    """Look whether all that tags name is there."""
+    for tag in refs.list_tags(storage):
+        if refs.has_version(storage, layout.MANIFEST, tag.branch, tag.version):
+            yield from _pinned(storage, load(storage, tag.branch, tag.version), f"Tag {tag.name}")
+        else:
+            what = f"Tag {tag.name} names version {tag.version} of the graph, which is gone"
+            yield Finding(MISSING_VERSION, layout.MANIFEST, what, False, tag.branch)
+
+
+def _pinned(storage: Storage, snapshot: Snapshot, who: str) -> Iterator[Finding]:
+    """Look whether the table versions that a snapshot names are there; no table is opened."""
+    for key, entry in snapshot.tables.items():
+        place = (entry.location, entry.table_branch, entry.table_version)
+        if not refs.has_version(storage, *place):
+            what = f"{who} reads version {entry.table_version} of the table, which is gone"
+            yield Finding(MISSING_VERSION, key, what, False, snapshot.branch)
 
 
 def _places(storage: Storage, branch: str, lineage: bool) -> list[str]:

@@ -11,26 +11,39 @@ branch reads [run].
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
+from itertools import groupby
 
-from omnigraph_spark.errors import CorruptManifestError, OmnigraphError, OptionError
+from omnigraph_spark import _faults
+from omnigraph_spark.errors import (
+    BranchNotFoundError,
+    CorruptManifestError,
+    OmnigraphError,
+    OptionError,
+    UnsupportedError,
+)
 from omnigraph_spark.maintenance import references, retention
 from omnigraph_spark.maintenance.references import Line, Names
 from omnigraph_spark.maintenance.retention import Pin, Refs
 from omnigraph_spark.manifest import crash_records, migrations
 from omnigraph_spark.manifest.crash_records import Heartbeat
-from omnigraph_spark.manifest.snapshot import load, open_main
+from omnigraph_spark.manifest.snapshot import Snapshot, open_main
+from omnigraph_spark.manifest.writable import fence, is_fenced
 from omnigraph_spark.refs import forks, refs
+from omnigraph_spark.refs.forks import Fork
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.progress import Progress
 from omnigraph_spark.storage.store import ObjectInfo, Storage
+from omnigraph_spark.write import staging as staging_records
 
 WEEK = timedelta(days=7)
 _DAY = timedelta(days=1)
 _TIMEOUTS = 10
+_BATCH = 1000
 _LOGS = (
     layout.GRAPH_COMMITS,
     layout.GRAPH_COMMIT_ACTORS,
@@ -120,14 +133,14 @@ def cleanup(
     crash_records.refuse_foreign(storage)
     if dry_run:
         moment = now or datetime.now(timezone.utc)
-        return _Cleanup(storage, moment - age, keep, True).run()
+        return _Cleanup(storage, moment, age, keep, None).run()
     publish_id = new_ulid()
     # Its own record is the store's clock (PROTOCOL 24).
     with Heartbeat(storage, publish_id, grace_seconds) as heartbeat:
         heartbeat.record(layout.MAIN, [], None)
         try:
             moment = now or crash_records.renewed_at(storage, publish_id) or _never()
-            return _Cleanup(storage, moment - age, keep, False).run()
+            return _Cleanup(storage, moment, age, keep, heartbeat).run()
         finally:
             heartbeat.remove()
 
@@ -153,31 +166,56 @@ class _Doomed:
 
 @dataclass
 class _Plan:
-    """What goes of all datasets, by location; forks as (location, branch); left messages."""
+    """What goes of all datasets, by location; forks of branches that are gone; left messages."""
 
     doomed: dict[str, _Doomed] = field(default_factory=dict)
     skipped: list[CleanedDataset] = field(default_factory=list)
-    orphans: list[tuple[str, str]] = field(default_factory=list)
+    orphans: list[Fork] = field(default_factory=list)
     staged: list[ObjectInfo] = field(default_factory=list)
+
+    def graph_versions(self) -> Mapping[str | None, list[int]]:
+        """Return the versions of `__manifest` that go, by line."""
+        found = self.doomed.get(layout.MANIFEST)
+        return {} if found is None else found.versions
+
+
+class _Changed(Exception):
+    """A branch or tag was made meanwhile that needs what this cleanup removes."""
 
 
 @dataclass(frozen=True)
 class _Cleanup:
+    """`heartbeat` renews the cleanup's own record; a dry run has none."""
+
     storage: Storage
-    cutoff: datetime
+    now: datetime
+    age: timedelta
     keep: int
-    dry_run: bool
+    heartbeat: Heartbeat | None
+
+    @property
+    def cutoff(self) -> datetime:
+        """Return since when a version must have been superseded to go."""
+        return self.now - self.age
+
+    @property
+    def dry_run(self) -> bool:
+        """Tell whether nothing is removed."""
+        return self.heartbeat is None
 
     def run(self) -> Cleaned:
         """Plan all, then remove in an order that leaves nothing broken if it stops anywhere."""
         known = Refs.of(self.storage)
-        pins = self._pins(known)
-        places = self._places()
+        heads = {branch.name: head for branch, head in refs.readable(self.storage)}
+        pins = self._pins(known, heads)
+        places = self._places(heads)
         progress = Progress("cleanup", len(places) * (1 if self.dry_run else 2))
         plan = self._plan(places, pins, known, progress)
-        if not self.dry_run:
+        if self.heartbeat is not None:
+            self._announce(plan)
+            _faults.point("cleanup.planned")
             if Refs.of(self.storage) == known:
-                self._carry_out(plan, pins, known, progress, places)
+                plan = self._carry_out(plan, pins, known, progress, places)
             else:
                 _log.warning("a branch or tag was made or deleted meanwhile; nothing removed")
                 plan = _Plan()
@@ -186,12 +224,25 @@ class _Cleanup:
             self.dry_run,
             self.cutoff,
             tuple(sorted([*reports, *plan.skipped], key=lambda one: one.place)),
-            tuple(f"{places[location]}/{name}" for location, name in plan.orphans),
+            tuple(f"{places[fork.location]}/{fork.name}" for fork in plan.orphans),
             len(plan.staged),
         )
 
-    def _pins(self, known: Refs) -> set[Pin]:
+    def _announce(self, plan: _Plan) -> None:
+        """Say in the cleanup's own record which graph versions go; see `refs.check_pinned`."""
+        assert self.heartbeat is not None
+        going = {
+            branch or layout.MAIN: [(low, high) for low, high in _ranges(numbers)]
+            for branch, numbers in plan.graph_versions().items()
+            if numbers
+        }
+        self.heartbeat.record(layout.MAIN, [], None, removing=going)
+
+    def _pins(self, known: Refs, heads: Collection[str]) -> set[Pin]:
         """Return every version of `__manifest` and of the tables that must stay.
+
+        A branch that is half made or half deleted is none of `heads`, and nothing of it can be
+        read: it keeps only what its ref names.
 
         Raises:
             CorruptManifestError: a branch that is listed has no version.
@@ -199,7 +250,7 @@ class _Cleanup:
         """
         manifests = references.lines(self.storage, layout.MANIFEST)
         made = {}
-        for name in known.names:
+        for name in sorted(heads):
             line = manifests.get(layout.lance_branch(name))
             if line is None or not line.versions:
                 raise CorruptManifestError(f"Branch {name} is listed and has no version")
@@ -233,29 +284,64 @@ class _Cleanup:
         known: Refs,
         progress: Progress,
         places: Mapping[str, str],
-    ) -> None:
-        """Remove version files everywhere, look again what is mentioned, remove the files."""
-        for one in plan.doomed.values():
-            self._delete(one.manifests)
-        for location, one in plan.doomed.items():
-            found = references.lines(self.storage, location)
-            again = self._doomed(location, found, pins, all_stay=True)
-            still = {info.path for info in again.files}
-            files = [info for info in one.files if info.path in still]
-            self._delete(files)
-            plan.doomed[location] = _Doomed(one.versions, one.manifests, files)
-            progress.step(f"cleaned up {places[location]}")
-        for location, name in plan.orphans:
-            forks.remove_fork(self.storage, location, name, keep=known.names)
-        self._delete(plan.staged)
+    ) -> _Plan:
+        """Remove version files everywhere, look again what is mentioned, remove the files.
 
-    def _places(self) -> dict[str, str]:
+        Those of `__manifest` go first, so that no graph version is there without its tables.
+        Returns what was removed.
+        """
+        done = _Plan(skipped=plan.skipped)
+        fenced = self._fence(plan)
+        try:
+            for location, one in plan.doomed.items():
+                self._delete(one.manifests, plan)
+                done.doomed[location] = replace(one, files=[])
+                if location == layout.MANIFEST:
+                    _faults.point("cleanup.manifests_removed")
+            _faults.point("cleanup.versions_removed")
+            for location, one in plan.doomed.items():
+                found = references.lines(self.storage, location)
+                again = self._doomed(location, found, pins, all_stay=True)
+                still = {info.path for info in again.files}
+                files = [info for info in one.files if info.path in still]
+                self._delete(files, plan)
+                done.doomed[location] = replace(one, files=files)
+                progress.step(f"cleaned up {places[location]}")
+            for fork in plan.orphans:
+                if forks.remove_fork(self.storage, fork, partial(self._is_gone, fork.name)):
+                    done.orphans.append(fork)
+            self._delete(plan.staged, plan)
+            done.staged.extend(plan.staged)
+        except _Changed as error:
+            _log.warning("the cleanup stops: %s", error)
+        _log.info("cleanup: fenced %s", ", ".join(fenced) or "nothing")
+        return done
+
+    def _is_gone(self, name: str) -> bool:
+        return name not in {branch.name for branch in refs.list_branches(self.storage)}
+
+    def _places(self, heads: Mapping[str, Snapshot]) -> dict[str, str]:
         """Return all datasets of the graph, `__manifest` first, with what they are called."""
         places = {name: name for name in (layout.MANIFEST, *_LOGS)}
-        for branch in refs.list_branches(self.storage):
-            for key, location in load(self.storage, branch.name).locations.items():
+        for head in heads.values():
+            for key, location in head.locations.items():
                 places.setdefault(location, key)
         return places
+
+    def _fence(self, plan: _Plan) -> list[str]:
+        """Keep what a publish that sleeps knows from being mistaken for what comes; see `fence`."""
+        fenced = []
+        for branch, numbers in plan.graph_versions().items():
+            if not numbers or is_fenced(self.storage, branch, max(numbers)):
+                continue
+            try:
+                fence(self.storage, branch or layout.MAIN)
+                fenced.append(branch or layout.MAIN)
+            except BranchNotFoundError:
+                continue  # the line of a branch that is gone
+            except UnsupportedError as error:  # of a moved graph: nobody publishes to it
+                _log.info("branch %s gets no fence: %s", branch, error)
+        return fenced
 
     def _doomed(
         self,
@@ -281,41 +367,64 @@ class _Cleanup:
 
     def _unnamed(self, found: Mapping[str | None, Line], names: Names) -> Iterator[ObjectInfo]:
         """Yield old files that no version mentions; young ones may be a running writer's."""
+        staging = staging_records.oldest_live(self.storage, self.now)
+        cutoff = self.cutoff if staging is None else min(self.cutoff, staging)
         for line in found.values():
             for kind, inside in line.files.items():
                 start = len(f"{line.folder}/{kind}/")
                 for info in inside:
-                    if info.last_modified < self.cutoff and not names.mention(
-                        kind, info.path[start:]
-                    ):
+                    if info.last_modified < cutoff and not names.mention(kind, info.path[start:]):
                         yield info
 
-    def _delete(self, found: Sequence[ObjectInfo]) -> None:
-        self.storage.delete_many([info.path for info in found])
+    def _delete(self, found: Sequence[ObjectInfo], plan: _Plan) -> None:
+        """Delete some files at a time, and look at the refs before each time.
+
+        Raises:
+            _Changed: a ref was made meanwhile that needs a graph version that goes.
+        """
+        for start in range(0, len(found), _BATCH):
+            self._check_refs(plan)
+            batch = found[start : start + _BATCH]
+            self.storage.delete_many([info.path for info in batch])
+
+    def _check_refs(self, plan: _Plan) -> None:
+        now = Refs.of(self.storage)
+        named = [(tag.branch, tag.version) for tag in now.tags]
+        named += [(one.parent or layout.MAIN, one.parent_version or 0) for one in now.branches]
+        going = plan.graph_versions()
+        for branch, version in named:
+            if version in going.get(layout.lance_branch(branch), ()):
+                raise _Changed(f"version {version} of branch {branch} got a name meanwhile")
 
     def _orphans(
         self, location: str, found: Mapping[str | None, Line], pins: set[Pin], known: Refs
-    ) -> list[tuple[str, str]]:
+    ) -> list[Fork]:
         """Return the forks of branches that are gone, old and needed by nothing."""
         needed = {
             branch
             for place, branch, _ in pins | retention.named_by_lance(self.storage, location)
             if place == location
         }
-        return [
-            (location, name)
-            for name, line in found.items()
-            if name is not None
-            and name not in known.names | needed
-            and (newest := line.newest()) is not None
-            and newest < self.cutoff
-        ]
+        gone = [name for name in found if name is not None and name not in known.names | needed]
+        old = [forks.judged(self.storage, location, name, known.names) for name in gone]
+        return [fork for fork in old if (newest := fork.newest()) and newest < self.cutoff]
 
     def _staged(self) -> list[ObjectInfo]:
         """Return the messages of writes that are long dead."""
         alive = {record.publish_id for record in crash_records.others(self.storage, "")}
+        cutoff = min(self.cutoff, self.now - staging_records.LIVE)
         return [
             info
-            for info in self.storage.list(layout.STAGING)
-            if info.last_modified < self.cutoff and info.path.split("/")[1] not in alive
+            for publish_id, inside in staging_records.by_write(
+                self.storage.list(layout.STAGING)
+            ).items()
+            if publish_id not in alive and max(one.last_modified for one in inside) < cutoff
+            for info in inside
         ]
+
+
+def _ranges(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the runs of ascending numbers, both ends included."""
+    for _, run in groupby(enumerate(numbers), lambda one: one[1] - one[0]):
+        inside = [number for _, number in run]
+        yield inside[0], inside[-1]

@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from omnigraph_spark import _faults
-from omnigraph_spark.errors import OmnigraphError
+from omnigraph_spark.errors import OmnigraphError, StorageError
 from omnigraph_spark.maintenance import compacting, indices
 from omnigraph_spark.maintenance.compacting import Group
 from omnigraph_spark.manifest.snapshot import TableEntry
-from omnigraph_spark.storage import column_numbers
+from omnigraph_spark.storage import column_numbers, layout
 from omnigraph_spark.storage.column_numbers import FieldMap
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
+from omnigraph_spark.write.commit import staged_files
 from omnigraph_spark.write.commit.table_commit import Moved
 from omnigraph_spark.write.commit.table_head import (
     Round,
@@ -111,6 +112,7 @@ def apply(round_: Round, prepared: Prepared, entry: TableEntry) -> Moved:
     key, branch = entry.table_key, entry.table_branch
     head = settle(round_, key, entry.location, branch, entry.table_version)
     _check(prepared, head)
+    _check_files(round_, prepared, entry)
     first: int | None = None
     made = head
     try:
@@ -181,6 +183,25 @@ def _check(prepared: Prepared, head: LanceDataset) -> None:
             raise Stale(f"fragment {number} of {prepared.table_key} was rewritten meanwhile")
     if any(int(one.id) in now for group in prepared.groups for one in group.new):
         raise Stale(f"{prepared.table_key} got more fragments than there were ids for")
+
+
+def _check_files(round_: Round, prepared: Prepared, entry: TableEntry) -> None:
+    """Look that what was built is still there, directly before it becomes part of a version.
+
+    Raises:
+        StorageError: a cleanup removed some of it; or the store failed.
+    """
+    line = layout.line(entry.location, entry.table_branch)
+    new = (fragment for group in prepared.groups for fragment in group.new)
+    files = {f"{line}/data/{file.path}" for fragment in new for file in fragment.files}
+    staged_files.check_files(round_.storage, prepared.table_key, files)
+    for segment in prepared.added:
+        if not round_.storage.list(f"{line}/_indices/{segment.uuid}"):
+            raise StorageError(
+                f"What was built of index {segment.name} on {prepared.table_key} is gone",
+                hint="Nothing was published. Run it again, and let cleanup remove only what is "
+                "older than your longest job",
+            )
 
 
 def _check_ids(prepared: Prepared, made: LanceDataset) -> None:

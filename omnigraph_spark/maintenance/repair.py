@@ -7,14 +7,14 @@ others to the next call.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 
 from omnigraph_spark import schema
-from omnigraph_spark.errors import CommitTimeoutError
+from omnigraph_spark.errors import BranchNotFoundError, CommitTimeoutError
 from omnigraph_spark.history import runs
 from omnigraph_spark.maintenance import check as checks
 from omnigraph_spark.maintenance import logs, moved
@@ -24,16 +24,15 @@ from omnigraph_spark.manifest.crash_records import Heartbeat
 from omnigraph_spark.manifest.publisher import has_publish
 from omnigraph_spark.manifest.snapshot import load, open_main, open_manifest, read_rows
 from omnigraph_spark.manifest.writable import open_for_writing
-from omnigraph_spark.refs import forks, refs
+from omnigraph_spark.refs import branches, forks, refs
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write import staging
 from omnigraph_spark.write.commit import heal
 from omnigraph_spark.write.commit.table_head import Round, StartOver
 
 _ATTEMPTS = 10
-_STAGING_AGE = timedelta(days=1)
-"""Staged messages older than this are nobody's any more."""
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +82,7 @@ _WHAT = {
     checks.SCHEMA_FILES: "make the JSON files again from _schema.pg",
     checks.MOVED_BRANCH: "point its version manifests at where the graph is now",
     checks.LEFTOVER_FORK: "remove the fork",
+    checks.HALF_BRANCH: "delete the branch",
     checks.HALF_MIGRATION: "finish the migration",
     checks.AUTO_CLEANUP: "remove the settings; a table without them is published as a new version",
     checks.CRASH_RECORD: "if its writer is dead: roll its tables back, publish that, delete it",
@@ -90,7 +90,7 @@ _WHAT = {
     checks.MISSING_LINEAGE: "write the missing rows",
     checks.DAMAGED_LOG: "move its damaged files to __damaged/ and write again what is missing",
     checks.RUNNING_RUN: "note the run's end",
-    checks.STAGING: "delete the messages if they are older than a day",
+    checks.STAGING: "delete the messages if they are older than a week",
 }
 
 
@@ -107,6 +107,8 @@ def _repair(storage: Storage, found: list[Finding], grace_seconds: float) -> Non
         schema.repair(storage)
     for one in those(checks.MOVED_BRANCH):
         moved.point_here(storage, one.place, one.branch)
+    for one in those(checks.HALF_BRANCH):
+        _delete_half(storage, one, grace_seconds)
     for one in those(checks.LEFTOVER_FORK):
         _remove_fork(storage, one)
     for branch in _branches(those(checks.HALF_MIGRATION, checks.AUTO_CLEANUP)):
@@ -130,10 +132,22 @@ def _branches(found: Iterable[Finding]) -> list[str]:
     return sorted({one.branch for one in found})
 
 
+def _delete_half(storage: Storage, found: Finding, grace_seconds: float) -> None:
+    """Delete a half-made branch, if it still is one: its maker may have removed it."""
+    whole = {branch.name for branch, _ in refs.readable(storage)}
+    if found.branch in _names(storage) and found.branch not in whole:
+        with contextlib.suppress(BranchNotFoundError):
+            branches.delete_branch(storage, found.branch, grace_seconds)
+
+
 def _remove_fork(storage: Storage, found: Finding) -> None:
-    names = [branch.name for branch in refs.list_branches(storage)]
-    if found.branch not in names:  # made again since the check
-        forks.remove_fork(storage, found.place, found.branch, keep=names)
+    fork = forks.judged(storage, found.place, found.branch, _names(storage))
+    # It may have been made again since the check, and may be while it is removed.
+    forks.remove_fork(storage, fork, lambda: found.branch not in _names(storage))
+
+
+def _names(storage: Storage) -> list[str]:
+    return [branch.name for branch in refs.list_branches(storage)]
 
 
 def _heal(storage: Storage, found: list[Finding], grace_seconds: float) -> None:
@@ -190,9 +204,9 @@ def _forget_staged(storage: Storage, publish_id: str, found: list[Finding]) -> N
     now = crash_records.renewed_at(storage, publish_id)
     for one in found:
         inside = storage.list(f"{layout.STAGING}/{one.place}") if one.kind == checks.STAGING else []
-        for info in inside:
-            if now is not None and now - info.last_modified > _STAGING_AGE:
-                storage.delete(info.path)
+        newest = max((info.last_modified for info in inside), default=None)
+        if now is not None and newest is not None and now - newest > staging.LIVE:
+            storage.delete_many([info.path for info in inside])
 
 
 def _end_run(storage: Storage, run_id: str) -> None:

@@ -79,7 +79,9 @@ def graph_versions(
     """
     kept: dict[str, set[int]] = {}
     for branch in known.branches:
-        versions = made[branch.name]
+        versions = made.get(branch.name)
+        if versions is None:  # half made or half deleted
+            continue
         newest = commits.head(storage, branch.name)
         noted = newest.manifest_version if newest else 0
         kept[branch.name] = {
@@ -92,7 +94,8 @@ def graph_versions(
             kept.setdefault(branch.parent, set()).add(branch.parent_version)
     for tag in known.tags:
         kept.setdefault(tag.branch, set()).add(tag.version)
-    for name, version in _merge_bases(storage, known.branches):
+    whole = [branch for branch in known.branches if branch.name in made]
+    for name, version in _merge_bases(storage, whole):
         kept.setdefault(name, set()).add(version)
     return {name: numbers & set(made.get(name, {})) for name, numbers in kept.items()}
 

@@ -36,6 +36,7 @@ from omnigraph_spark.refs import forks
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write import staging
 from omnigraph_spark.write.commit import heal
 from omnigraph_spark.write.commit.table_commit import (
     Moved,
@@ -91,7 +92,11 @@ def maintain(
         StorageError: the store failed; nothing was published.
     """
     work = _Maintenance(storage, branch, prepare, mode, settings, actor, list(keys))
-    with Heartbeat(storage, work.round.publish_id, settings.orphan_grace_seconds) as heartbeat:
+    publish_id = work.round.publish_id
+    with (
+        staging.recorded(storage, publish_id),
+        Heartbeat(storage, publish_id, settings.orphan_grace_seconds) as heartbeat,
+    ):
         return work.run(heartbeat)
 
 
@@ -107,6 +112,7 @@ class _Maintenance:
     built: dict[str, Prepared | None] = field(default_factory=dict)
     round: Round = field(init=False)
     tried: bool = False
+    began: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
         self.round = Round(
@@ -170,6 +176,7 @@ class _Maintenance:
             if key not in snapshot.tables:
                 self.built[key] = None
             elif key not in self.built:
+                staging.renew(self.storage, self.round.publish_id, self.began)
                 self.built[key] = self.prepare(self._entry(snapshot, key))
 
     def _entry(self, snapshot: Snapshot, key: str) -> TableEntry:
@@ -190,7 +197,7 @@ class _Maintenance:
             raise StartOver("the tables are gone")
         crash_records.refuse_foreign(self.storage, self.settings.orphan_grace_seconds)
         entries = {key: self._entry(snapshot, key) for key in keys}
-        heartbeat.record(self.branch, entries.values(), self.actor)
+        heartbeat.record(self.branch, entries.values(), self.actor, self.identifier)
         _faults.point("commit.record_written")
         if heal.resolve_dead(self.round, self.settings.orphan_grace_seconds):
             raise StartOver("dead writes were rolled back")

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import TracebackType
+from typing import Any
 
 from omnigraph_spark.errors import RecoveryPendingError, StorageError
 from omnigraph_spark.manifest.rows import OURS
@@ -28,12 +29,42 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class CrashRecord:
-    """One of our own records: who left it, for which tables, and when it was last renewed (UTC)."""
+    """One of our own records: who left it, for which tables, and when it was last renewed (UTC).
+
+    `branch_identifier` tells the branch from another one of the name, None for `main`; `removing`
+    has the graph versions that a cleanup removes, by branch, as ranges with both ends.
+    """
 
     publish_id: str
     branch: str
     table_keys: tuple[str, ...]
     renewed: datetime
+    branch_identifier: str | None = None
+    removing: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+
+    def removes(self, branch: str, version: int) -> bool:
+        """Tell whether it is of a cleanup that removes a graph version."""
+        return any(low <= version <= high for low, high in self.removing.get(branch, ()))
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What a writer's record says, beside its publish id and time; see `CrashRecord`."""
+
+    branch: str
+    tables: tuple[TableEntry, ...]
+    actor: str | None = None
+    branch_identifier: str | None = None
+    removing: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+
+    def ours(self) -> dict[str, Any]:
+        """Return what only this connector understands of it; the engine passes over it."""
+        found: dict[str, Any] = {}
+        if self.branch_identifier is not None:
+            found["branch_identifier"] = self.branch_identifier
+        if self.removing:
+            found["removing"] = {key: [*map(list, value)] for key, value in self.removing.items()}
+        return found
 
 
 def path_of(publish_id: str) -> str:
@@ -41,10 +72,8 @@ def path_of(publish_id: str) -> str:
     return f"{layout.RECOVERY}/{publish_id}.json"
 
 
-def write(
-    storage: Storage, publish_id: str, branch: str, tables: Iterable[TableEntry], actor: str | None
-) -> None:
-    """Write or renew a record; `tables` are those that have a published version (DESIGN 5).
+def write(storage: Storage, publish_id: str, noted: Noted) -> None:
+    """Write or renew a record; its tables are those that have a published version (DESIGN 5).
 
     Raises:
         StorageError: the store failed; an older record of this write may still be there.
@@ -54,8 +83,8 @@ def write(
         "schema_version": _SCHEMA_VERSION,
         "operation_id": publish_id,
         "started_at": str(now_us),
-        "branch": layout.lance_branch(branch),
-        "actor_id": actor,
+        "branch": layout.lance_branch(noted.branch),
+        "actor_id": noted.actor,
         "writer_kind": "Load",
         "tables": [
             {
@@ -65,9 +94,9 @@ def write(
                 "post_commit_pin": 0,
                 "table_branch": entry.table_branch,
             }
-            for entry in tables
+            for entry in noted.tables
         ],
-        OURS: {"publish_id": publish_id, "heartbeat_ms": now_us // 1000},
+        OURS: {"publish_id": publish_id, "heartbeat_ms": now_us // 1000, **noted.ours()},
     }
     storage.put(path_of(publish_id), json.dumps(record, indent=1).encode())
 
@@ -178,6 +207,8 @@ def _parsed(info: ObjectInfo, text: bytes) -> CrashRecord | None:
             branch=record["branch"] or layout.MAIN,
             table_keys=tuple(str(table["table_key"]) for table in record["tables"]),
             renewed=info.last_modified,
+            branch_identifier=record[OURS].get("branch_identifier"),
+            removing=dict(record[OURS].get("removing", {})),
         )
     except (ValueError, KeyError, TypeError):
         return None
@@ -196,7 +227,7 @@ class Heartbeat:
         self._every = max(grace_seconds / 3, 0.01)
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._record: tuple[str, tuple[TableEntry, ...], str | None] | None = None
+        self._record: Noted | None = None
         self._thread = threading.Thread(target=self._run, name="omnigraph-heartbeat", daemon=True)
 
     def __enter__(self) -> Heartbeat:
@@ -211,15 +242,22 @@ class Heartbeat:
     ) -> None:
         self.stop()
 
-    def record(self, branch: str, tables: Iterable[TableEntry], actor: str | None) -> None:
+    def record(
+        self,
+        branch: str,
+        tables: Iterable[TableEntry],
+        actor: str | None,
+        branch_identifier: str | None = None,
+        removing: Mapping[str, Sequence[Sequence[int]]] | None = None,
+    ) -> None:
         """Write the record of this round now, and renew it from here on.
 
         Raises:
             StorageError: the store failed.
         """
         with self._lock:
-            self._record = (branch, tuple(tables), actor)
-            write(self._storage, self._publish_id, *self._record)
+            self._record = Noted(branch, tuple(tables), actor, branch_identifier, removing or {})
+            write(self._storage, self._publish_id, self._record)
 
     def remove(self) -> None:
         """Stop renewing and delete the record.
@@ -244,4 +282,4 @@ class Heartbeat:
                     continue
                 # The next beat tries again; a writer that stays silent too long is healed over.
                 with suppress(StorageError):
-                    write(self._storage, self._publish_id, *self._record)
+                    write(self._storage, self._publish_id, self._record)

@@ -39,7 +39,7 @@ from omnigraph_spark.manifest.rows import (
     to_arrow,
 )
 from omnigraph_spark.manifest.snapshot import Snapshot, fold, open_main, open_manifest, read_rows
-from omnigraph_spark.manifest.writable import branch_identifier, open_for_writing
+from omnigraph_spark.manifest.writable import branch_identifier, open_for_writing, take_back
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.lance_errors import (
     DatasetNotFoundError,
@@ -207,8 +207,33 @@ def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published |
                 raise
             raise typed(error, "Publishing to __manifest") from error
         version = found.graph_version
+    if _is_below(storage, request, manifest, version):
+        return None
     _check_after(storage, request)
     return Published(version)
+
+
+def _is_below(storage: Storage, request: Publish, manifest: LanceDataset, version: int) -> bool:
+    """Tell whether the publish landed below the newest version, which doesn't have it; undo that.
+
+    So it is where the process slept between Lance's look at the versions and its own: a cleanup has
+    freed the number meanwhile. Nobody has read that version as the branch's head.
+    """
+    try:
+        with translated("Reading the newest version of __manifest"):
+            newest = int(manifest.latest_version)
+        if newest <= version:
+            return False
+        head = storage.dataset(layout.MANIFEST, layout.lance_branch(request.branch))
+        if has_publish(read_rows(head), request.publish_id):
+            return False
+        _log.warning("publish %s landed at %d, below %d", request.publish_id, version, newest)
+        line = layout.line(layout.MANIFEST, request.branch)
+        storage.delete(f"{line}/_versions/{layout.v2_manifest_name(version)}")
+    except OmnigraphError as error:
+        _log.warning("after publish %s: %s", request.publish_id, error)
+        return False
+    return True
 
 
 def found_in(manifest: LanceDataset, publish_id: str) -> Published:
@@ -238,6 +263,8 @@ def _landed_all_the_same(
     try:
         manifest = open_for_writing(storage, request.branch, request.branch_identifier)
         there = has_publish(read_rows(manifest), request.publish_id)
+    except BranchNotFoundError as second:
+        raise _in_no_branch(storage, request) from second
     except OmnigraphError as second:
         raise PublishOutcomeUnknown(
             request.publish_id,
@@ -274,9 +301,15 @@ def _check_after(storage: Storage, request: Publish) -> None:
             cause=type(error).__name__,
         ) from error
     if found != request.branch_identifier:
-        raise PublishOutcomeUnknown(
-            request.publish_id, f"branch {request.branch} was deleted while it was published to"
-        )
+        raise _in_no_branch(storage, request)
+
+
+def _in_no_branch(storage: Storage, request: Publish) -> PublishOutcomeUnknown:
+    """Return the error for a branch that is gone; one that has its name by now keeps nothing."""
+    take_back(storage, request.branch, request.publish_id)
+    return PublishOutcomeUnknown(
+        request.publish_id, f"branch {request.branch} was deleted while it was published to"
+    )
 
 
 def _merge(manifest: LanceDataset, rows: pa.Table) -> int:

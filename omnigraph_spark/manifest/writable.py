@@ -5,18 +5,39 @@ Runs on the driver, at each round and each attempt of a publish; always a fresh 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import logging
+import random
+import time
+from typing import TYPE_CHECKING, Any
 
 from omnigraph_spark import _faults
-from omnigraph_spark.errors import BranchNotFoundError, UnsupportedError
+from omnigraph_spark.errors import (
+    BranchNotFoundError,
+    OmnigraphError,
+    RowLevelCasContention,
+    UnsupportedError,
+)
 from omnigraph_spark.manifest import migrations
 from omnigraph_spark.manifest.snapshot import open_main
 from omnigraph_spark.storage import layout, relocation, store
-from omnigraph_spark.storage.lance_errors import Outcome, outcome_of, translated, typed
+from omnigraph_spark.storage.lance_errors import (
+    DatasetNotFoundError,
+    Outcome,
+    is_panic,
+    outcome_of,
+    translated,
+    typed,
+)
 from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
     from lance import LanceDataset
+
+_FENCE_ATTEMPTS = 20
+_FENCE_LOOKS = 8
+
+_log = logging.getLogger(__name__)
 
 
 def open_for_writing(storage: Storage, branch: str, identifier: str | None = None) -> LanceDataset:
@@ -76,6 +97,111 @@ def branch_identifier(main: LanceDataset, branch: str) -> str:
         names = ", ".join([layout.MAIN, *sorted(found)][:60])
         raise BranchNotFoundError(f"The graph has no branch {branch[:80]!r}", expected=names)
     return str(found[branch]["branch_identifier"])
+
+
+def fence(
+    storage: Storage, branch: str, identifier: str | None = None, *, rewritten: bool = False
+) -> int:
+    """Commit a version of the same rows that no publish of an older handle lands above.
+
+    Lance lets a commit land above versions whose files are gone, as if nothing had been in them.
+    The fence stays above those: a publish that slept meanwhile collides with it, and looks again.
+    It never lands above a publish itself, so it hides none. With `rewritten` its rows are in a file
+    of its own. Returns the version that it made.
+
+    Raises:
+        RowLevelCasContention: publishes were first every time.
+        OmnigraphError: as `open_for_writing`.
+    """
+    import lance
+    from lance import LanceOperation
+
+    for attempt in range(_FENCE_ATTEMPTS):
+        manifest = open_for_writing(storage, branch, identifier)
+        before = int(manifest.version)
+        try:
+            same = _rewritten(storage, manifest) if rewritten else _fragments(manifest)
+            made = lance.LanceDataset.commit(
+                manifest,
+                LanceOperation.Merge(same, manifest.lance_schema),
+                read_version=before,
+                max_retries=0,
+            )
+            return int(made.version)
+        except BaseException as error:  # a Rust panic is no Exception (FACTS 16)
+            if not isinstance(error, (OSError, ValueError, RuntimeError)) and not is_panic(error):
+                raise
+            if outcome_of(error) not in (Outcome.CONFLICT, Outcome.UNKNOWN):
+                raise typed(error, "Committing to __manifest") from error
+            time.sleep(random.uniform(0.2, 1.0) * min(0.5, 0.02 * 2**attempt))
+    raise RowLevelCasContention(
+        f"Branch {branch} was published to {_FENCE_ATTEMPTS} times meanwhile",
+        hint="Nothing was changed. Run it again when less is written",
+        attempts=_FENCE_ATTEMPTS,
+    )
+
+
+def is_fenced(storage: Storage, branch: str | None, above: int) -> bool:
+    """Tell whether a fence lies among the newest versions of a line, above a number of it.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    try:
+        manifest = storage.dataset(layout.MANIFEST, branch)
+    except DatasetNotFoundError:
+        return False
+    newest = int(manifest.version)
+    for version in range(newest, max(above, newest - _FENCE_LOOKS), -1):
+        with translated(f"Reading the transaction of version {version} of __manifest"):
+            transaction = manifest.read_transaction(version)
+        if transaction is not None and type(transaction.operation).__name__ == "Merge":
+            return True
+    return False
+
+
+def take_back(storage: Storage, branch: str, publish_id: str) -> None:
+    """Remove the rows of a publish that landed in another branch of the name than it was meant for.
+
+    Nothing happens where no branch has the name. Only its own rows go, so that nobody's publish
+    that landed above it is hidden; what can't be removed is logged.
+    """
+    try:
+        branch_identifier(open_main(storage), branch)
+        manifest = storage.dataset(layout.MANIFEST, branch)
+        with translated(f"Taking publish {publish_id} back"):
+            manifest.delete(f'metadata LIKE \'%"publish_id":"{publish_id}"%\'')
+    except BranchNotFoundError:
+        return
+    except OmnigraphError as error:
+        _log.warning("publish %s in another branch %s: %s", publish_id, branch, error)
+
+
+def _fragments(manifest: LanceDataset) -> list[Any]:
+    return [fragment.metadata for fragment in manifest.get_fragments()]
+
+
+def _rewritten(storage: Storage, manifest: LanceDataset) -> list[Any]:
+    """Write what can be into new files of the manifest's own folder: fragments without deletions.
+
+    Lance wants a fragment of each id to stay, with as many rows, and doesn't mind which files it
+    has. The fragment of the newest publish never has deletions, and a publish reads all of them.
+    """
+    from lance import FragmentMetadata
+    from lance.fragment import write_fragments
+
+    made = []
+    for fragment in manifest.get_fragments():
+        plain = fragment.metadata.to_json()
+        if plain.get("deletion_file"):
+            made.append(fragment.metadata)
+            continue
+        rows = fragment.to_table()
+        (new,) = write_fragments(
+            rows, manifest, mode="append", storage_options=storage.lance_options()
+        )
+        made.append(FragmentMetadata.from_json(json.dumps({**new.to_json(), "id": plain["id"]})))
+    return made
 
 
 def _strip(manifest: LanceDataset) -> None:

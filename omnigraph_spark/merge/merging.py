@@ -38,6 +38,7 @@ from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.progress import Progress
 from omnigraph_spark.storage.relocation import open_for_reading
 from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write import staging
 from omnigraph_spark.write.commit.commit import Committed, commit
 from omnigraph_spark.write.plan import MERGE, NewTable, WritePlan, plan_write, refuse_moved_on
 
@@ -318,7 +319,9 @@ def publish(prepared: Prepared, options: WriteOptions) -> Committed:
     while True:
         planned = _planned(prepared, options)
         try:
-            return commit(planned, prepared.runner.staged(planned))
+            with staging.recorded(planned.storage, planned.publish_id) as planned_at:
+                planned = replace(planned, planned_at=planned_at)
+                return commit(planned, prepared.runner.staged(planned))
         except ExpectedVersionMismatch as error:
             # Only maintenance may have come in between: then the rows are written again, to fit the
             # versions that it made, and planning refuses whatever else came.

@@ -12,16 +12,26 @@ import contextlib
 import logging
 import random
 import time
+from collections.abc import Iterable
+from functools import partial
 
 import pyarrow.compute as pc
 
-from omnigraph_spark.errors import BranchNotFoundError, OptionError, StorageError, UnsupportedError
+from omnigraph_spark import _faults
+from omnigraph_spark.errors import (
+    BranchNotFoundError,
+    OmnigraphError,
+    OptionError,
+    StorageError,
+    UnsupportedError,
+    VersionNotFoundError,
+)
 from omnigraph_spark.history.publishes import fork_of
 from omnigraph_spark.manifest import crash_records
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import VERSION
 from omnigraph_spark.manifest.snapshot import Snapshot, load, open_manifest, read_rows
-from omnigraph_spark.manifest.writable import open_for_writing
+from omnigraph_spark.manifest.writable import fence, open_for_writing
 from omnigraph_spark.refs import forks, refs, tags
 from omnigraph_spark.refs.refs import Resolved
 from omnigraph_spark.storage import layout
@@ -46,19 +56,23 @@ def create_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
     """Make the graph branch `name` at a ref; tables are shared until they are written to.
 
     What a deleted branch of the same name left of its table forks is removed first: their version
-    numbers would overlap with the new ones (PROTOCOL 21).
+    numbers would overlap with the new ones (PROTOCOL 21). Once the ref is there, it is looked
+    whether what it names still is.
 
     Raises:
         OptionError: the name is hostile, reserved, or taken.
-        BranchNotFoundError, VersionNotFoundError: the ref isn't there.
+        BranchNotFoundError, VersionNotFoundError: the ref isn't there, or a cleanup or the deletion
+            of a branch took it away meanwhile; nothing is left of the branch.
         UnsupportedManifestVersion, RecoveryPendingError, UnsupportedError: the graph can't be
             written.
-        StorageError: the store failed; a half-made branch is finished by calling this again.
+        StorageError: the store failed; a half-made branch is finished by calling this again, or
+            removed by `delete_branch`.
     """
     layout.check_branch_name(name)
     if name == layout.MAIN:
         raise OptionError("main is there already", expected="another name")
-    parent = open_for_writing(storage, from_ref.branch)
+    origin = refs.identifier_of(storage, from_ref.branch)
+    parent = open_for_writing(storage, from_ref.branch, origin)
     crash_records.refuse_foreign(storage)
     version = int(parent.version) if from_ref.version is None else from_ref.version
     if has_branch(storage, name):
@@ -71,6 +85,61 @@ def create_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
     except OptionError:
         _mend_lineage(storage, name)
         raise
+    _faults.point("branch.cloned")
+    made = _made(storage, name, snapshot, origin)
+    _mark_birth(storage, name, made)
+
+
+def _made(storage: Storage, name: str, pinned: Snapshot, origin: str | None) -> str:
+    """Return the identifier of a branch that was just made, if all that it names is there.
+
+    Raises:
+        BranchNotFoundError, VersionNotFoundError: it isn't; the branch was removed again.
+        StorageError: the store failed.
+    """
+    identifier = refs.identifier_of(storage, name)
+    if identifier is None:
+        raise BranchNotFoundError(
+            f"Branch {name} was deleted while it was made", hint="Make it again if it is wanted"
+        )
+    try:
+        if refs.identifier_of(storage, pinned.branch) != origin:
+            raise BranchNotFoundError(
+                f"Branch {pinned.branch} was deleted while {name} was made from it"
+            )
+        _check_whole(storage, name)
+        refs.check_pinned(storage, pinned)
+    except (BranchNotFoundError, VersionNotFoundError):
+        _log.warning("what branch %s is made from is gone; removing it", name)
+        _remove_forks(storage, name, identifier, (layout.MANIFEST, layout.GRAPH_COMMITS))
+        raise
+    return identifier
+
+
+def _check_whole(storage: Storage, name: str) -> None:
+    try:
+        load(storage, name)
+    except (DatasetNotFoundError, VersionNotFoundError) as error:
+        raise BranchNotFoundError(
+            f"The files of branch {name} were deleted while it was made",
+            found=str(error),
+            hint="Nothing is left of it. Make it again if it is wanted",
+        ) from error
+
+
+def _mark_birth(storage: Storage, name: str, identifier: str) -> None:
+    """Make the branch's first version its own, so that no publish fits that isn't meant for it.
+
+    A writer that slept since a branch of the same name was deleted knows versions of the same
+    numbers. Its publish collides with the fence, or reads the file that the fence of the other
+    branch wrote, which is gone.
+    """
+    try:
+        fence(storage, name, identifier, rewritten=True)
+    except BranchNotFoundError:
+        raise
+    except OmnigraphError as error:
+        _log.warning("branch %s is made, and its first version is not its own: %s", name, error)
 
 
 def ensure_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
@@ -103,14 +172,20 @@ def _remove_leftovers(storage: Storage, name: str, snapshot: Snapshot) -> None:
     Raises:
         OptionError: somebody else made the branch meanwhile: those forks are no leftovers.
     """
-    names = [branch.name for branch in refs.list_branches(storage)]
+    names = _names(storage)
     for place in (layout.GRAPH_COMMITS, *refs.all_locations(storage, snapshot)):
-        if not forks.is_there(storage, place, name):
+        fork = forks.judged(storage, place, name, names)
+        if not fork.exists:
             continue
         if _is_made(storage, name, place):
             raise _taken(name)
         _log.warning("removing the fork %s of %s, left over from a deleted branch", name, place)
-        forks.remove_fork(storage, place, name, keep=names)
+        if not forks.remove_fork(storage, fork, partial(_is_absent, storage, name)):
+            raise _taken(name)
+
+
+def _names(storage: Storage) -> list[str]:
+    return [branch.name for branch in refs.list_branches(storage)]
 
 
 def _is_made(storage: Storage, name: str, place: str) -> bool:
@@ -132,18 +207,50 @@ def _mend_lineage(storage: Storage, name: str) -> None:
         return
     origin = fork_of(storage, name)
     assert origin is not None
-    names = [branch.name for branch in refs.list_branches(storage)]
-    forks.remove_fork(storage, layout.GRAPH_COMMITS, name, keep=names)
+    made = refs.identifier_of(storage, name)
+    fork = forks.judged(storage, layout.GRAPH_COMMITS, name, _names(storage))
+    forks.remove_fork(storage, fork, lambda: refs.identifier_of(storage, name) == made)
     with contextlib.suppress(OptionError):  # another one mended it
         _clone_lineage(storage, name, Resolved(origin.parent, origin.version))
 
 
-def _remove_forks(storage: Storage, name: str, *snapshots: Snapshot) -> bool:
-    """Remove all there is of a branch, `__manifest` first; tell whether there was something."""
-    names = [branch.name for branch in refs.list_branches(storage)]
-    places = (layout.MANIFEST, layout.GRAPH_COMMITS, *refs.all_locations(storage, *snapshots))
-    removed = [forks.remove_fork(storage, place, name, keep=names) for place in places]
+def _remove_forks(
+    storage: Storage, name: str, identifier: str | None, places: Iterable[str]
+) -> bool:
+    """Remove forks of a branch, `__manifest` first; tell whether there was something.
+
+    What is removed is looked at before the branch's ref goes: who makes a branch of the name
+    afterwards makes forks of its own.
+
+    Raises:
+        BranchNotFoundError: the branch is another one than `identifier` says.
+        StorageError: the store failed; calling this again finishes it.
+    """
+    names = _names(storage)
+    manifest, *others = [forks.judged(storage, place, name, names) for place in places]
+    if manifest.identifier != identifier:
+        raise BranchNotFoundError(
+            f"Branch {name} was deleted and made again meanwhile",
+            hint="Nothing of the new one was deleted. Delete it if it isn't wanted either",
+        )
+    removed = [forks.remove_fork(storage, manifest, lambda: True)]
+    _faults.point("branch.manifest_removed")
+    for fork in others:
+        removed.append(forks.remove_fork(storage, fork, partial(_is_absent, storage, name)))
     return any(removed)
+
+
+def _all_places(storage: Storage, snapshot: Snapshot | None) -> list[str]:
+    """Return where a branch may have forks, `__manifest` first.
+
+    Of one that can't be read nobody knows the tables, so every table's folder counts.
+    """
+    if snapshot is not None:
+        tables = set(refs.all_locations(storage, snapshot))
+    else:
+        found = (storage.folders(folder) for folder in layout.TABLE_FOLDERS)
+        tables = {*refs.all_locations(storage), *(path for paths in found for path in paths)}
+    return [layout.MANIFEST, layout.GRAPH_COMMITS, *sorted(tables)]
 
 
 def _lineage_at(storage: Storage, ref: Resolved) -> int | None:
@@ -210,29 +317,77 @@ def delete_branch(storage: Storage, name: str, grace_seconds: float = 10.0) -> N
     """Delete a graph branch and its table forks; other branches and `main` keep all they have.
 
     A closing mark is published first (all guards again), so that a writer that is about to publish
-    loses; writers that are committing are waited for (PROTOCOL 23).
+    loses; writers that are committing are waited for (PROTOCOL 23). What is half made or half
+    deleted is deleted without; only the branch that is there now is, none of that name that another
+    makes meanwhile.
 
     Raises:
-        BranchNotFoundError: the graph has no such branch.
+        BranchNotFoundError: the graph has no such branch, or another one of the name by now.
         UnsupportedError: it is `main`, or another branch or a tag needs it.
         StorageError: the store failed; calling this again finishes it.
     """
     if name == layout.MAIN:
         raise UnsupportedError("main can't be deleted")
     layout.check_branch_name(name)
-    if not has_branch(storage, name):
-        if _remove_forks(storage, name):
-            _log.warning("removed what an unfinished deletion of branch %s had left", name)
+    identifier = refs.identifier_of(storage, name)
+    if identifier is None:
+        identifier = _delete_unlisted(storage, name)
+        if identifier is None:
             return
-        names = [branch.name for branch in refs.list_branches(storage)]
-        raise BranchNotFoundError(
-            f"The graph has no branch {name[:80]!r}", expected=", ".join(names[:60])
-        )
     _refuse_needed(storage, name)
-    snapshot = load(storage, name)
+    _remove_unborn(storage, name)
+    snapshot = _head_of(storage, name)
     tags.remove_leftovers(storage)
-    _close(storage, name, frozenset(snapshot.locations), grace_seconds)
-    _remove_forks(storage, name, snapshot)
+    if snapshot is None:
+        _log.warning("branch %s is half made or half deleted; deleting what is left of it", name)
+    else:
+        _close(storage, name, identifier, frozenset(snapshot.locations), grace_seconds)
+        _refuse_needed(storage, name)
+    _remove_forks(storage, name, identifier, _all_places(storage, snapshot))
+
+
+def _delete_unlisted(storage: Storage, name: str) -> str | None:
+    """Remove what there is of a branch without a ref, or return the identifier that it has by now.
+
+    Raises:
+        BranchNotFoundError: there is nothing of it.
+    """
+    places = _all_places(storage, None)
+    names = _names(storage)
+    if any(forks.judged(storage, place, name, names).exists for place in places):
+        # Who makes a branch writes its ref last.
+        if forks.is_listed_soon(storage, layout.MANIFEST, name, _CREATOR_SECONDS):
+            return refs.identifier_of(storage, name)
+        if _remove_forks(storage, name, None, places):
+            _log.warning("removed what an unfinished deletion of branch %s had left", name)
+            return None
+    raise BranchNotFoundError(
+        f"The graph has no branch {name[:80]!r}", expected=", ".join(names[:60])
+    )
+
+
+def _remove_unborn(storage: Storage, name: str) -> None:
+    """Remove the lineage of children whose maker died before it made the rest.
+
+    Raises:
+        UnsupportedError: a child is there by now.
+    """
+    for child in forks.children(storage, layout.GRAPH_COMMITS, name):
+        if forks.is_listed_soon(storage, layout.MANIFEST, child, _CREATOR_SECONDS):
+            _refuse_needed(storage, name)
+            continue
+        _log.warning("removing the lineage of branch %s, which was never made", child)
+        unborn = forks.judged(storage, layout.GRAPH_COMMITS, child, _names(storage))
+        forks.remove_fork(storage, unborn, partial(_is_absent, storage, child))
+
+
+def _is_absent(storage: Storage, name: str) -> bool:
+    return not has_branch(storage, name)
+
+
+def _head_of(storage: Storage, name: str) -> Snapshot | None:
+    """Return a branch's head, None where its files are gone."""
+    return next((head for branch, head in refs.readable(storage) if branch.name == name), None)
 
 
 def _refuse_needed(storage: Storage, name: str) -> None:
@@ -255,7 +410,11 @@ def _refuse_needed(storage: Storage, name: str) -> None:
 
 
 def _pins(storage: Storage, branch: str, fork: str) -> bool:
-    rows = read_rows(open_manifest(storage, branch))
+    try:
+        rows = read_rows(open_manifest(storage, branch))
+    except (DatasetNotFoundError, BranchNotFoundError, VersionNotFoundError) as error:
+        _log.warning("branch %s is half made or half deleted: %s", branch, error)
+        return False
     return any(
         kind == VERSION and table_branch == fork
         for kind, table_branch in zip(
@@ -264,9 +423,13 @@ def _pins(storage: Storage, branch: str, fork: str) -> bool:
     )
 
 
-def _close(storage: Storage, name: str, keys: frozenset[str], grace_seconds: float) -> None:
+def _close(
+    storage: Storage, name: str, identifier: str | None, keys: frozenset[str], grace_seconds: float
+) -> None:
     """Publish the closing mark, then wait for writers of the branch that give signs of life."""
-    publish(storage, Publish(name, new_ulid(), (), guards=keys))
+    _faults.point("branch.close")
+    mark = Publish(name, new_ulid(), (), guards=keys, branch_identifier=identifier)
+    publish(storage, mark)
     end = time.monotonic() + _MOST_GRACES * grace_seconds
     while time.monotonic() < end:
         alive = [r for r in crash_records.others(storage, "") if r.branch == name]

@@ -7,13 +7,17 @@ the entry that the snapshot pins, and never one that Lance doesn't list.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import random
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
+from omnigraph_spark import _faults
 from omnigraph_spark.errors import StorageError, UnsupportedError
 from omnigraph_spark.manifest.snapshot import TableEntry
 from omnigraph_spark.storage import layout, relocation
@@ -23,6 +27,8 @@ from omnigraph_spark.storage.store import Storage
 if TYPE_CHECKING:
     import pyarrow as pa
     from lance import LanceDataset
+
+_log = logging.getLogger(__name__)
 
 _ATTEMPTS = 40
 _MANIFEST_FILE = re.compile(r"\d+\.manifest\Z")
@@ -142,11 +148,14 @@ def _ensure(
     end = time.monotonic() + grace_seconds
     for attempt in range(_ATTEMPTS):
         found = _refs(storage, location).get(name)
-        if found is not None:
+        is_there = storage.has_dataset(location, name)
+        if found is not None and is_there:
             _check_origin(location, name, at, found)
             _refuse_moved(storage, location, name)
             return
-        if not storage.has_dataset(location, name):
+        if found is not None:
+            _remove_bare_ref(storage, location, name)
+        elif not is_there:
             _try_create(storage.dataset(location), name, at)
         elif time.monotonic() >= end:
             remove_dead_fork(storage, location, name)
@@ -156,6 +165,14 @@ def _ensure(
     raise StorageError(
         f"The fork {name} of {location} could not be made", expected="a branch that Lance lists"
     )
+
+
+def _remove_bare_ref(storage: Storage, location: str, name: str) -> None:
+    """Remove a ref without a folder: its maker slept, and the folder was taken for a dead one's."""
+    bare = judged(storage, location, name)
+    if bare.identifier is not None and not bare.files:
+        _log.warning("removing the ref %s of %s, whose folder is gone", name, location)
+        remove_fork(storage, bare, lambda: not storage.has_dataset(location, name))
 
 
 def _try_create(main: LanceDataset, name: str, at: tuple[str, int]) -> None:
@@ -221,24 +238,119 @@ def is_listed_soon(storage: Storage, location: str, name: str, seconds: float) -
     return True
 
 
-def remove_fork(storage: Storage, location: str, name: str, keep: Iterable[str] = ()) -> bool:
-    """Remove a fork: its ref, then its folder; returns False where nothing was there.
+@dataclass(frozen=True)
+class Fork:
+    """What there was of a fork when it was judged; a later one of the same name is another fork.
 
-    `keep` are graph branches that stay. The folder of `a/b` lies in that of `a`, and while somebody
+    `identifier` is that of its ref, None without one; `files` maps the paths in its folder to when
+    they were written.
+    """
+
+    location: str
+    name: str
+    identifier: str | None
+    files: Mapping[str, datetime]
+
+    @property
+    def exists(self) -> bool:
+        """Tell whether there was anything of it."""
+        return self.identifier is not None or bool(self.files)
+
+    def newest(self) -> datetime | None:
+        """Return when the newest of its files was written."""
+        return max(self.files.values(), default=None)
+
+
+def judged(storage: Storage, location: str, name: str, keep: Iterable[str] = ()) -> Fork:
+    """Return what there is of a fork now, for `remove_fork`.
+
+    `keep` are graph branches that stay: the folder of `a/b` lies in that of `a`, and while somebody
     makes the fork `a/b` no ref names it yet.
 
     Raises:
-        StorageError: the store failed, or another branch descends from it.
+        StorageError: the store failed.
     """
-    listed = name in _refs(storage, location)
-    if listed:
-        with translated(f"Deleting branch {name} of {location}"):
-            storage.dataset(location).branches.delete(name)
-    inside = f"{location}/tree/{name}/"
-    others = {*keep, *_refs(storage, location)} - {name}
+    listed = _refs(storage, location)
+    return Fork(
+        location, name, _identifier(listed, name), _files(storage, location, name, keep, listed)
+    )
+
+
+def _identifier(listed: Mapping[str, Any], name: str) -> str | None:
+    return str(listed[name]["branch_identifier"]) if name in listed else None
+
+
+def _files(
+    storage: Storage, location: str, name: str, keep: Iterable[str], listed: Iterable[str]
+) -> dict[str, datetime]:
+    folder = f"{location}/tree/{name}"
+    others = {*keep, *listed} - {name}
     kept = tuple(f"{location}/tree/{other}/" for other in others if other.startswith(f"{name}/"))
-    found = [i for i in storage.list(inside.rstrip("/")) if not i.path.startswith(kept)]
-    for info in found:
-        with contextlib.suppress(DatasetNotFoundError):
-            storage.delete(info.path)
-    return listed or bool(found)
+    return {
+        info.path: info.last_modified
+        for info in storage.list(folder)
+        if not info.path.startswith(kept)
+    }
+
+
+def remove_fork(storage: Storage, fork: Fork, is_unwanted: Callable[[], bool]) -> bool:
+    """Remove a fork as it was judged: its ref, then its files; returns whether it was removed.
+
+    Whatever came since stays: a ref with another identifier, files that were written later.
+    Directly before each step `is_unwanted` is asked again; a fork that is wanted by now is left
+    alone.
+
+    Raises:
+        StorageError: the store failed, or another branch descends from it; calling this again
+            finishes it.
+    """
+    if not fork.exists:
+        return False
+    location, name = fork.location, fork.name
+    _faults.point("fork.before_removal")
+    if fork.identifier is not None:
+        listed = _refs(storage, location)
+        if not is_unwanted() or _identifier(listed, name) != fork.identifier:
+            _log.warning("the fork %s of %s was made again, and stays", name, location)
+            return False
+        _refuse_needed(storage, location, name, listed)
+        # Lance would remove the folder with it, and with that what a faster creator has in it.
+        storage.delete(ref_path(location, name))
+        _faults.point("fork.ref_removed")
+    now = {info.path: info.last_modified for info in storage.list(f"{location}/tree/{name}")}
+    gone = [path for path, written in fork.files.items() if now.get(path) == written]
+    if gone and (not is_unwanted() or name in _refs(storage, location)):
+        _log.warning("the fork %s of %s was made again, and stays", name, location)
+        return False
+    storage.delete_many(gone)
+    return True
+
+
+def _refuse_needed(storage: Storage, location: str, name: str, listed: Mapping[str, Any]) -> None:
+    """Refuse to remove a fork that others of the dataset, or its tags, are made from."""
+    with translated(f"Listing the tags of {location}"):
+        tags = storage.dataset(location).tags.list()
+    needed = [
+        *(f"branch {other}" for other, ref in listed.items() if ref["parent_branch"] == name),
+        *(f"tag {tag}" for tag, one in tags.items() if one.get("branch") == name),
+    ]
+    if needed:
+        raise StorageError(
+            f"Branch {name} of {location} can't be deleted: {needed[0]} needs it",
+            hint=f"Delete {needed[0]} first",
+        )
+
+
+def children(storage: Storage, location: str, name: str) -> list[str]:
+    """Return the forks of a dataset that begin at a fork of it.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    listed = _refs(storage, location)
+    return sorted(other for other, ref in listed.items() if ref["parent_branch"] == name)
+
+
+def ref_path(location: str, name: str) -> str:
+    """Return the path of the file that makes Lance list a branch of a dataset."""
+    return f"{location}/_refs/branches/{quote(name, safe='')}.json"

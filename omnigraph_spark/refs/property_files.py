@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import OmnigraphError, PublishOutcomeUnknown
-from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.refs import refs
 from omnigraph_spark.schema import edits
 from omnigraph_spark.schema.model import (
@@ -175,8 +174,8 @@ def _everywhere(
 
 def table_schemas(storage: Storage, key: str) -> Iterator[tuple[str, pa.Schema]]:
     """Yield (branch, schema of the table's newest version) for each branch that has the table."""
-    for branch in refs.list_branches(storage):
-        entry = load(storage, branch.name).tables.get(key)
+    for branch, head in refs.readable(storage):
+        entry = head.tables.get(key)
         if entry is not None:
             place = (entry.location, entry.table_branch, entry.table_version)
             yield branch.name, open_for_reading(storage, *place).schema

@@ -7,8 +7,9 @@ fork is its parent's.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,7 +20,8 @@ from omnigraph_spark.errors import (
     StorageError,
     VersionNotFoundError,
 )
-from omnigraph_spark.manifest import snapshot
+from omnigraph_spark.manifest import crash_records, snapshot
+from omnigraph_spark.manifest.writable import branch_identifier
 from omnigraph_spark.refs import times
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 _COMMIT_ID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}\Z")
 _NUMBER = re.compile(r"\d{1,19}\Z")
 _SHOWN = 30
+
+_log = logging.getLogger(__name__)
 
 
 class Resolved(NamedTuple):
@@ -117,6 +121,20 @@ def branch_named(storage: Storage, name: str) -> str:
     return name
 
 
+def identifier_of(storage: Storage, name: str) -> str | None:
+    """Return what tells a branch from others of its name, None where it isn't there or is `main`.
+
+    Raises:
+        GraphNotFoundError, StorageError: as the names say.
+    """
+    if name == layout.MAIN:
+        return None
+    try:
+        return branch_identifier(snapshot.open_main(storage), name)
+    except BranchNotFoundError:
+        return None
+
+
 def all_locations(storage: Storage, *snapshots: snapshot.Snapshot) -> list[str]:
     """Return the places of all tables that any branch, or one of the snapshots, knows.
 
@@ -125,9 +143,73 @@ def all_locations(storage: Storage, *snapshots: snapshot.Snapshot) -> list[str]:
         StorageError: the store failed.
     """
     found = {place for one in snapshots for place in one.locations.values()}
-    for branch in list_branches(storage):
-        found |= set(snapshot.load(storage, branch.name).locations.values())
+    for _, one in readable(storage):
+        found |= set(one.locations.values())
     return sorted(found)
+
+
+def readable(storage: Storage) -> Iterator[tuple[Branch, snapshot.Snapshot]]:
+    """Yield the branches with their heads, without those that are half made or half deleted.
+
+    One of these has a ref, and the files of its `__manifest` are gone; what reads all branches goes
+    on without it.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        CorruptManifestError, UnsupportedManifestVersion: a branch's rows can't be understood.
+        StorageError: the store failed.
+    """
+    for branch in list_branches(storage):
+        try:
+            head = snapshot.load(storage, branch.name)
+        except (DatasetNotFoundError, VersionNotFoundError, BranchNotFoundError) as error:
+            if branch.name == layout.MAIN:
+                raise
+            _log.warning("branch %s is half made or half deleted: %s", branch.name, error)
+            continue
+        yield branch, head
+
+
+def check_pinned(storage: Storage, pinned: snapshot.Snapshot) -> None:
+    """Look whether all that a new ref names is there, and stays; called once the ref is there.
+
+    A cleanup that began before can't know the ref. It says which graph versions it removes before
+    it looks at the refs, so one of the two notices. A table version goes only after every graph
+    version that names it.
+
+    Raises:
+        VersionNotFoundError: a version that the ref names is gone, or is being removed.
+        StorageError: the store failed.
+    """
+    branch, number = pinned.branch, pinned.graph_version
+    what = f"version {number} of branch {branch}"
+    for record in crash_records.others(storage, ""):
+        if record.removes(branch, number):
+            raise VersionNotFoundError(
+                f"A cleanup is removing {what}",
+                expected="a version that is kept",
+                hint="Take a newer version, or the head",
+            )
+    places = [(layout.MANIFEST, layout.lance_branch(branch), number)]
+    places += [(e.location, e.table_branch, e.table_version) for e in pinned.tables.values()]
+    for location, line, version in places:
+        if not has_version(storage, location, line, version):
+            raise VersionNotFoundError(
+                f"A cleanup has removed {what}",
+                expected=f"version {version} of {location}",
+                hint="Take a newer version, or the head",
+            )
+
+
+def has_version(storage: Storage, location: str, branch: str | None, version: int) -> bool:
+    """Tell whether a version of a dataset's line has its manifest file; no data is read.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    folder = f"{layout.line(location, branch)}/_versions"
+    names = (layout.v2_manifest_name(version), f"{version}.manifest")
+    return any(storage.head(f"{folder}/{name}") is not None for name in names)
 
 
 def resolve(

@@ -12,9 +12,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from datetime import datetime
 
-from omnigraph_spark.errors import OptionError, StorageError, VersionNotFoundError
-from omnigraph_spark.manifest.snapshot import TableEntry, load, open_main
+from omnigraph_spark import _faults
+from omnigraph_spark.errors import (
+    BranchNotFoundError,
+    OptionError,
+    StorageError,
+    VersionNotFoundError,
+)
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load, open_main
 from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.refs import refs
 from omnigraph_spark.refs.refs import Resolved, Tag
@@ -39,21 +46,31 @@ def create_tag(storage: Storage, name: str, ref: Resolved) -> Tag:
 
     Raises:
         OptionError: the name is malformed, reads like a version, commit id or branch, or is taken.
-        VersionNotFoundError, BranchNotFoundError: the ref isn't there.
+        VersionNotFoundError, BranchNotFoundError: the ref isn't there, or a cleanup or the deletion
+            of its branch took it away meanwhile; the tag is then removed again.
         UnsupportedManifestVersion, UnsupportedError: the graph can't be written.
         StorageError: the store failed. Tags of tables may be left, which hinder nothing; making the
             tag again, or deleting it, takes them along.
     """
     _check_name(storage, name)
+    origin = refs.identifier_of(storage, ref.branch)
     manifest = open_for_writing(storage, layout.MAIN)
     snapshot = load(storage, ref.branch, ref.version)
     own = _table_tag(name, snapshot.branch, snapshot.graph_version)
-    for entry in snapshot.tables.values():
-        _tag_table(storage, entry, own)
     at = (layout.lance_branch(snapshot.branch), snapshot.graph_version)
     try:
+        for entry in snapshot.tables.values():
+            _tag_table(storage, entry, own)
+        _faults.point("tag.tables_tagged")
         with translated(f"Making the tag {name} of __manifest"):
             manifest.tags.create(name, at)
+    except DatasetNotFoundError as error:
+        _untag(storage, name)
+        raise VersionNotFoundError(
+            f"A cleanup has removed version {at[1]} of branch {snapshot.branch}",
+            expected="a version that is kept",
+            hint="Take a newer version, or the head",
+        ) from error
     except StorageError as error:
         if outcome_of(error.__cause__ or error) is not Outcome.CONFLICT:
             raise
@@ -61,7 +78,34 @@ def create_tag(storage: Storage, name: str, ref: Resolved) -> Tag:
         if there is None or (there.branch, there.version) != (snapshot.branch, at[1]):
             _untag(storage, name, keep=there)
         raise _taken(name) from error
-    return {tag.name: tag for tag in refs.list_tags(storage)}[name]
+    _faults.point("tag.made")
+    _check_made(storage, name, snapshot, origin)
+    return Tag(name, snapshot.branch, snapshot.graph_version, _made_at(storage, name))
+
+
+def _check_made(storage: Storage, name: str, pinned: Snapshot, origin: str | None) -> None:
+    """Look, now that the tag is there, whether what it names still is; else take it back.
+
+    Raises:
+        BranchNotFoundError, VersionNotFoundError: it isn't.
+        StorageError: the store failed; the tag stays.
+    """
+    try:
+        if refs.identifier_of(storage, pinned.branch) != origin:
+            raise BranchNotFoundError(
+                f"Branch {pinned.branch} was deleted while the tag {name} was made",
+                hint="The tag was removed again",
+            )
+        refs.check_pinned(storage, pinned)
+    except (BranchNotFoundError, VersionNotFoundError):
+        found = {tag.name: tag for tag in refs.list_tags(storage)}.get(name)
+        if found and (found.branch, found.version) == (pinned.branch, pinned.graph_version):
+            delete_tag(storage, name)
+        raise
+
+
+def _made_at(storage: Storage, name: str) -> datetime | None:
+    return next((tag.created_at for tag in refs.list_tags(storage) if tag.name == name), None)
 
 
 def delete_tag(storage: Storage, name: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
@@ -22,6 +22,7 @@ from omnigraph_spark.spark import catalog, frame_plan
 from omnigraph_spark.spark.frame_plan import FramePlan
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write import staging
 from omnigraph_spark.write.commit import bulk, commit
 from omnigraph_spark.write.plan import WritePlan
 from omnigraph_spark.write.tasks import routing, stage
@@ -78,7 +79,11 @@ class OmnigraphWriter(DataSourceArrowWriter):
             declared = catalog.declared_columns(schema)
             raw = catalog.write_options(schema)
         parsed = WriteOptions.of(options.parse(raw), overwrite)
-        self._framed = frame_plan.plan_frame(parsed, schema, declared)
+        framed = frame_plan.plan_frame(parsed, schema, declared)
+        if any(target.version for target in framed.plan.targets.values()):
+            planned_at = staging.begin(framed.plan.storage, framed.plan.publish_id)
+            framed = replace(framed, plan=replace(framed.plan, planned_at=planned_at))
+        self._framed = framed
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one task; on an executor, again from the beginning on a retry.
@@ -107,14 +112,20 @@ class OmnigraphWriter(DataSourceArrowWriter):
             return
         plan = self._framed.narrowed({one.table_key for one in staged})
         refuse_doubles(plan, ours, staged)
-        done = commit.commit(plan, staged)
+        try:
+            done = commit.commit(plan, staged)
+        finally:
+            staging.end(plan.storage, plan.publish_id)
         _log.info("write %s: graph version %d", done.publish_id, done.graph_version)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Clean up after a failed job; on the driver. Files go only if a task failed (DESIGN 5)."""
         ours = own_messages(messages)
         staged = [one for message in ours for one in message.staged()]
-        commit.abort(self._framed.plan, staged, complete=len(ours) == len(messages))
+        plan = self._framed.plan
+        commit.abort(plan, staged, complete=len(ours) == len(messages))
+        if not self._staging:  # the record of many frames is that of the call that stages them
+            staging.end(plan.storage, plan.publish_id)
 
 
 def staged_here(

@@ -33,6 +33,7 @@ UNDO_PROPERTY = "omnigraph_spark.undo"
 NODE = "node"
 EDGE = "edge"
 _FOLDER = {NODE: "nodes", EDGE: "edges"}
+TABLE_FOLDERS = tuple(_FOLDER.values())
 _TYPE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _MAX_NAME = 128
 _MAX_BRANCH = 200  # of the ref's file name: with what Lance adds it must fit into 255 bytes
@@ -174,6 +175,12 @@ def check_branch_name(name: str) -> str:
 def _ref_file(branch: str) -> str:
     """Return a branch's name as a file name holds it while Lance writes the ref: encoded twice."""
     return branch.replace("/", "%252F")
+
+
+def line(location: str, branch: str | None) -> str:
+    """Return the folder of a dataset's main line, or of one of its Lance branches."""
+    name = lance_branch(branch)
+    return location if name is None else f"{location}/tree/{name}"
 
 
 def lance_branch(branch: str | None) -> str | None:

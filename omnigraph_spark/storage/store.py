@@ -303,6 +303,20 @@ class Storage:
                 for path in chunk:
                     self.delete(path)
 
+    def folders(self, prefix: str) -> list[str]:
+        """Return the paths of the folders directly below a folder, sorted; one request.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        import obstore
+
+        if self.is_local() and not os.path.isdir(self.uri(prefix)):
+            return []
+        with translated(f"Listing {prefix} of {self.root}"):
+            found = obstore.list_with_delimiter(self._objects(), prefix=prefix)
+        return sorted(path.rstrip("/") for path in found["common_prefixes"])
+
     def list(self, prefix: str) -> list[ObjectInfo]:
         """List the objects below a folder, sorted by path; an absent folder is an empty list.
 

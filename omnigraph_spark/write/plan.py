@@ -143,7 +143,8 @@ class WritePlan:
     in; `new_properties` are what the schema files learn of added columns. `unchecked` says that an
     overwrite knew, of a table it replaces, no version to expect but the head's. `reads` is what an
     upsert's or delete's frames were read from, by table; `frames` are the names of the frames. With
-    `txn_whole` the write is done if any table of the graph has its `txn` (`Publish`).
+    `txn_whole` the write is done if any table of the graph has its `txn` (`Publish`). `planned_at`
+    is when its staging record was left, in seconds since the epoch; None without one.
     """
 
     storage: Storage
@@ -167,6 +168,7 @@ class WritePlan:
     new_properties: Mapping[str, tuple[Property, ...]] = field(default_factory=dict)
     reads: Mapping[str, ReadFrom] = field(default_factory=dict)
     frames: tuple[str, ...] = ()
+    planned_at: float | None = None
 
 
 def plan_write(

@@ -498,8 +498,8 @@ def test_abort_deletes_the_files_of_its_messages_only_if_a_task_failed(
 
     frame = people(spark, [("c", "Cleo", 1)])
     batches = frame.toArrow().to_batches()
-    writer = OmnigraphWriter(frame.schema, {"path": uri, "table": NODE}, False)
     with nothing_written(uri):
+        writer = OmnigraphWriter(frame.schema, {"path": uri, "table": NODE}, False)
         writer.abort([writer.write(iter(batches)), None])
     files = set(graphs.file_hashes(Path(uri)))
     writer.abort([writer.write(iter(batches))])

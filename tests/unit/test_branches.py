@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -380,11 +380,11 @@ def test_a_creator_that_took_anothers_lineage_for_left_over_makes_it_again(
     graph.dataset(layout.GRAPH_COMMITS).create_branch("dev", ("main", None))
     removed = forks.remove_fork
 
-    def overtaken(storage: Storage, place: str, name: str, keep: Iterable[str] = ()) -> bool:
+    def overtaken(storage: Storage, fork: forks.Fork, is_unwanted: Callable[[], bool]) -> bool:
         monkeypatch.setattr(forks, "remove_fork", removed)
-        storage.dataset(place).branches.delete(name)
-        manage.create_branch(storage, name, refs.Resolved("main", older))
-        for info in storage.list(f"{place}/tree/{name}"):
+        storage.dataset(fork.location).branches.delete(fork.name)
+        manage.create_branch(storage, fork.name, refs.Resolved("main", older))
+        for info in storage.list(f"{fork.location}/tree/{fork.name}"):
             storage.delete(info.path)
         return True
 
@@ -509,7 +509,7 @@ def test_the_closing_mark_makes_a_publish_collide_that_opened_the_branch_before(
     staged = stage_rows(planned, {PERSON: ["late"]})
     attempts: list[int] = []
     _faults.arm("publish.opened", lambda: attempts.append(1))
-    close = once(lambda: manage._close(graph, "dev", frozenset([PERSON]), 0.0))
+    close = once(lambda: manage._close(graph, "dev", None, frozenset([PERSON]), 0.0))
     _faults.arm("publish.before_merge", close)
     alone = commit(planned, staged)
     assert len(attempts) == 4  # the round, the lost publish, the mark, and the publish that won

@@ -187,10 +187,10 @@ def test_auto_cleanup_of_the_engine_is_removed_and_the_tables_stay_in_order(
         assert (head.version, store.keys(head)) == (entry.table_version, []), key
 
 
-def test_staged_messages_are_deleted_when_they_are_older_than_a_day(graph: Storage) -> None:
+def test_staged_messages_are_deleted_when_they_are_older_than_a_week(graph: Storage) -> None:
     for name in ("old", "young"):
         graph.put(f"__staging/{name}/a.json", b"[]")
-    age(graph, "__staging/old/a.json", 100_000)
+    age(graph, "__staging/old/a.json", 700_000)
     assert [one.place for one in check(graph)] == ["old", "young"]
     done = repair(graph, dry_run=False, grace_seconds=GRACE)
     assert [(one.place, one.done) for one in done] == [("old", True), ("young", False)]

@@ -884,7 +884,7 @@ def test_what_a_failed_write_could_not_put_back_keeps_its_record(graph: Storage)
 
 def test_a_dead_write_to_a_branch_that_is_gone_blocks_nobody(graph: Storage) -> None:
     gone = new_ulid()
-    crash_records.write(graph, gone, "gone", [], None)
+    crash_records.write(graph, gone, crash_records.Noted("gone", ()))
     age(graph, gone)
     writes.write(graph, {PERSON: ["next"]})
     assert records(graph) == []

@@ -23,6 +23,7 @@ from omnigraph_spark.integrity.rules import Integrity
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.progress import Progress
 from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write import staging
 from omnigraph_spark.write.commit.commit import Committed, abort, commit
 from omnigraph_spark.write.plan import Settings, TableTarget, WritePlan
 from omnigraph_spark.write.tasks import stage
@@ -45,6 +46,7 @@ def describe(plan: WritePlan, key: str) -> str:
         "target": {**asdict(replace(target, schema=None)), "schema": schema},
         "settings": asdict(plan.settings),
         "integrity": plan.integrity.to_json(),
+        "planned_at": plan.planned_at,
     }
     return json.dumps(plain, separators=(",", ":"))
 
@@ -65,6 +67,7 @@ def restored(storage: Storage, text: str) -> WritePlan:
         targets={target.table_key: target},
         settings=Settings(**plain["settings"]),
         integrity=Integrity.of_json(plain["integrity"]),
+        planned_at=plain["planned_at"],
     )
 
 
@@ -92,8 +95,10 @@ def write_all(plan: WritePlan, stage_table: Callable[[str, str], None]) -> Commi
     """
     try:
         progress = Progress("write", len(plan.targets) + 1)
-        staged = _staged(plan, stage_table, progress)
-        done = commit(plan, staged)
+        with staging.recorded(plan.storage, plan.publish_id) as planned_at:
+            plan = replace(plan, planned_at=planned_at)
+            staged = _staged(plan, stage_table, progress)
+            done = commit(plan, staged)
         progress.step("published")
     except PublishOutcomeUnknown:
         raise
@@ -132,7 +137,7 @@ def _collect(plan: WritePlan, key: str) -> list[StagedTable]:
 
 
 def _path(publish_id: str, key: str) -> str:
-    return f"{layout.STAGING}/{publish_id}/{layout.fnv1a64(key)}.json"
+    return f"{staging.folder(publish_id)}/{layout.fnv1a64(key)}.json"
 
 
 def _forget(plan: WritePlan) -> None:

@@ -260,7 +260,7 @@ class _Write:
             for key in self._touched
             if key in snapshot.tables
         ]
-        heartbeat.record(plan.branch, entries, plan.actor)
+        heartbeat.record(plan.branch, entries, plan.actor, plan.branch_identifier)
         _faults.point("commit.record_written")
         self._start_run(version)
         if heal.resolve_dead(self._round, plan.settings.orphan_grace_seconds):

@@ -32,6 +32,7 @@ from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError
 from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write import staging
 from omnigraph_spark.write.commit.table_commit import dataset_metadata
 from omnigraph_spark.write.commit.table_head import Round, StartOver, settle, strip
 
@@ -58,7 +59,7 @@ def resolve_dead(round_: Round, grace_seconds: float) -> int:
 def _resolve(round_: Round, record: CrashRecord) -> None:
     end = runs.ABORTED
     try:
-        manifest = open_for_writing(round_.storage, record.branch)
+        manifest = open_for_writing(round_.storage, record.branch, record.branch_identifier)
     except BranchNotFoundError:
         _log.warning("write %s died on branch %s, which is gone", record.publish_id, record.branch)
     else:
@@ -68,8 +69,9 @@ def _resolve(round_: Round, record: CrashRecord) -> None:
         else:
             snapshot = fold(rows, record.branch, int(manifest.version))
             _log.warning("write %s died before its publish; rolling it back", record.publish_id)
-            roll_back(round_, snapshot, record.table_keys)
+            roll_back(round_, snapshot, record.table_keys, identifier=record.branch_identifier)
     _end_run(round_.storage, record.publish_id, end)
+    staging.end(round_.storage, record.publish_id)
     _faults.point("heal.before_record_delete")
     crash_records.delete(round_.storage, record.publish_id)
 
@@ -87,11 +89,17 @@ def _end_run(storage: Storage, run_id: str, end: str) -> None:
 
 
 def roll_back(
-    round_: Round, snapshot: Snapshot, keys: tuple[str, ...], *, strip_too: bool = False
+    round_: Round,
+    snapshot: Snapshot,
+    keys: tuple[str, ...],
+    *,
+    strip_too: bool = False,
+    identifier: str | None = None,
 ) -> None:
     """Restore each of the tables whose head is ahead to its published version, and publish that.
 
-    `strip_too` also removes auto-cleanup settings from those that are not ahead.
+    `strip_too` also removes auto-cleanup settings from those that are not ahead. `identifier` is
+    the branch's, where it was judged.
 
     Raises:
         StartOver: a rival was at the same tables.
@@ -115,10 +123,11 @@ def roll_back(
         publish_id=publish_id,
         changes=tuple(changes),
         expected={entry.table_key: entry.table_version for entry in restored},
+        branch_identifier=identifier,
     )
     try:
         published = publish(round_.storage, request)
-    except (ExpectedVersionMismatch, RowLevelCasContention) as error:
+    except (ExpectedVersionMismatch, RowLevelCasContention, BranchNotFoundError) as error:
         raise StartOver(f"a rival published while a dead write was rolled back: {error}") from error
     except PublishOutcomeUnknown as error:  # of this roll-back, not of the write that does it
         raise StartOver(f"whether a dead write is rolled back is unknown: {error}") from error

@@ -5,17 +5,20 @@ Runs on the driver. A file that was ever part of a table commit is never deleted
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import pyarrow as pa
 
 from omnigraph_spark.arrow.to_table import to_table_batch
-from omnigraph_spark.errors import PublishOutcomeUnknown
+from omnigraph_spark.errors import PublishOutcomeUnknown, StorageError
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.schema.property_types import is_blob
 from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.plan import TableTarget, WritePlan
 from omnigraph_spark.write.tasks.stage import StagedTable
+
+_FEW_FILES = 4
 
 
 def are_published(
@@ -46,6 +49,38 @@ def are_published(
             plan.publish_id, f"somebody published {found} of its {wanted} files"
         )
     return 0 < found == wanted
+
+
+def check_there(storage: Storage, target: TableTarget, staged: Sequence[StagedTable]) -> None:
+    """Look that staged data files are still there, directly before they become part of a version.
+
+    One request per file where there are few, else one listing.
+
+    Raises:
+        StorageError: a cleanup removed some; or the store failed.
+    """
+    check_files(storage, target.table_key, {f"{target.data}/{path}" for path in _paths(staged)})
+
+
+def check_files(storage: Storage, table_key: str, paths: Set[str]) -> None:
+    """Look that data files of one folder, below the root, are there; see `check_there`.
+
+    Raises:
+        StorageError: some aren't; or the store failed.
+    """
+    if len(paths) <= _FEW_FILES:
+        gone = [path for path in sorted(paths) if storage.head(path) is None]
+    else:
+        folder = next(iter(paths)).rpartition("/")[0]
+        gone = sorted(paths - {info.path for info in storage.list(folder)})
+    if gone:
+        raise StorageError(
+            f"{len(gone)} of {len(paths)} staged files of {table_key} are gone",
+            expected=gone[0],
+            found="a cleanup that took them for old",
+            hint="Nothing was published. Write again, and let cleanup remove only what is older "
+            "than your longest job",
+        )
 
 
 def _paths(staged: Iterable[StagedTable]) -> set[str]:

@@ -30,7 +30,7 @@ from omnigraph_spark.storage.lance_errors import (
     typed,
 )
 from omnigraph_spark.storage.layout import BY_LANCES_NAME
-from omnigraph_spark.write.commit import added_columns, commit_check, updates
+from omnigraph_spark.write.commit import added_columns, commit_check, staged_files, updates
 from omnigraph_spark.write.commit.added_columns import reshape
 from omnigraph_spark.write.commit.table_head import (
     Round,
@@ -106,6 +106,7 @@ def commit_table(
             write.
     """
     added = sum(one.rows for one in staged)
+    staged_files.check_there(round_.storage, target, staged)
     _faults.point("table.before_commit")
     if target.restore_to is not None:
         dataset = _restore(round_, target, entry, floor)
@@ -151,6 +152,9 @@ def put_back(round_: Round, moved: Moved, schema: pa.Schema) -> None:
     head = round_.storage.dataset(moved.location, moved.table_branch)
     # A rival that landed above and took itself back leaves a Restore of this round's version.
     if not is_clean(head, moved.version):
+        return
+    # A branch that was made again under the name has versions of the same numbers.
+    if owner_of(head) not in (None, round_.publish_id):
         return
     if moved.before:
         restore(head, moved.before, round_.publish_id)

@@ -23,6 +23,7 @@ from omnigraph_spark.storage import column_numbers
 from omnigraph_spark.storage.column_numbers import FieldMap
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.write import staging
 from omnigraph_spark.write.plan import CREATE, DELETE, MERGE, TableTarget, WritePlan
 from omnigraph_spark.write.tasks import packed, row_conflicts, upsert
 from omnigraph_spark.write.tasks.matches import Match
@@ -85,12 +86,14 @@ def stage(plan: WritePlan, batches: Iterable[tuple[str, pa.RecordBatch]]) -> lis
         StorageError: the store failed; files written so far stay unreferenced.
         IntegrityError, SchemaMismatchError: whatever the iterator of batches raises.
     """
+    staging.renew(plan.storage, plan.publish_id, plan.planned_at)
     _faults.point("stage.before_first_file")
     if len(plan.targets) == 1:
         (target,) = plan.targets.values()
         staged = [_stage_one(plan, target, (batch for _, batch in batches))]
     else:
         staged = _stage_many(plan, batches)
+    staging.renew(plan.storage, plan.publish_id, plan.planned_at)
     _faults.point("stage.done")
     return _within_a_message(plan, [one for one in staged if one.fragments or one.matches])
 

@@ -229,7 +229,7 @@ def churn_records(setup: Setup, graph: str, seconds: float) -> int:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         publish_id = new_ulid()
-        crash_records.write(storage, publish_id, "main", (), None)
+        crash_records.write(storage, publish_id, crash_records.Noted("main", ()))
         crash_records.delete(storage, publish_id)
         made += 1
     return made
