@@ -67,6 +67,7 @@ POINTS = frozenset(
         "tag.tables_tagged",
         "tag.made",
         "cleanup.planned",
+        "cleanup.begun",
         "cleanup.manifests_removed",
         "cleanup.versions_removed",
         "lineage.before_row",

@@ -292,6 +292,7 @@ class _Cleanup:
         """
         done = _Plan(skipped=plan.skipped)
         fenced = self._fence(plan)
+        _faults.point("cleanup.begun")
         try:
             for location, one in plan.doomed.items():
                 self._delete(one.manifests, plan)

@@ -13,12 +13,17 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from omnigraph_spark import _faults
 from omnigraph_spark.history import commits
+from omnigraph_spark.maintenance import cleanup
 from omnigraph_spark.manifest import crash_records, migrations, publisher
 from omnigraph_spark.manifest.publisher import Published
 from omnigraph_spark.manifest.rows import PRIMARY_KEY_ANNOTATION, TableRow
+from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.refs import branches, forks, refs
 from omnigraph_spark.storage import column_numbers
 from omnigraph_spark.storage.lance_errors import Outcome
+from omnigraph_spark.write import staging
 from omnigraph_spark.write.commit import (
     added_columns,
     commit,
@@ -29,7 +34,16 @@ from omnigraph_spark.write.commit import (
 )
 from tests.chaos.lab import Caught, Lab
 from tests.chaos.launcher import Setup
-from tests.chaos.scenarios import ambiguity, concurrency, crash, migration, orphans, rules, tasks
+from tests.chaos.scenarios import (
+    ambiguity,
+    concurrency,
+    crash,
+    migration,
+    orphans,
+    rules,
+    sleepers,
+    tasks,
+)
 
 
 @dataclass(frozen=True)
@@ -274,6 +288,47 @@ def _steps(*steps: str) -> Callable[[Lab], None]:
     return lambda lab: crash.kill_steps(lab, steps)
 
 
+def _no_fence() -> None:
+    _put(cleanup._Cleanup, _fence=lambda *_: [])
+
+
+def _no_birth() -> None:
+    _put(branches, _mark_birth=lambda *_: None)
+    _put(publisher, take_back=lambda *_: None)
+
+
+def _pins_looked_at_once() -> None:
+    _put(refs, check_pinned=lambda *_: None)
+    _put(cleanup._Cleanup, _check_refs=lambda *_: None)
+
+
+def _staged_files_trusted() -> None:
+    _put(staged_files, check_there=lambda *_: None)
+
+
+def _no_staging_record() -> None:
+    _put(staging, oldest_live=lambda *_: None)
+
+
+def _forks_by_name() -> None:
+    def remove(storage: Any, fork: Any, is_unwanted: Any) -> bool:
+        _faults.point("fork.before_removal")
+        storage.delete(forks.ref_path(fork.location, fork.name))
+        folder = f"{fork.location}/tree/{fork.name}"
+        storage.delete_many([info.path for info in storage.list(folder)])
+        return True
+
+    _put(forks, remove_fork=remove)
+
+
+def _half_branches_hinder() -> None:
+    def all_of_them(storage: Any) -> Any:
+        for branch in refs.list_branches(storage):
+            yield branch, load(storage, branch.name)
+
+    _put(refs, readable=all_of_them)
+
+
 MUTATIONS: dict[str, Mutation] = {
     "no-field-map": Mutation("1", _no_field_map, tasks.schema_change),
     "files-not-looked-for": Mutation("2", _no_rounds_check, ambiguity.cells),
@@ -306,12 +361,17 @@ MUTATIONS: dict[str, Mutation] = {
     "landed-not-looked-for": Mutation("4", _landed_not_looked_for, ambiguity.after_publish),
     "times-by-own-clock": Mutation("30", _own_clocks, ambiguity.clocks),
     "maintenance-is-a-change": Mutation("26", _maintenance_counts, ambiguity.maintained),
+    "no-fence": Mutation("6", _no_fence, sleepers.sleepers),
+    "no-birth-mark": Mutation("23", _no_birth, sleepers.sleepers),
+    "forks-removed-by-name": Mutation("21", _forks_by_name, sleepers.sleepers),
+    "half-branches-hinder": Mutation("22", _half_branches_hinder, sleepers.sleepers),
+    "pins-looked-at-once": Mutation("27", _pins_looked_at_once, sleepers.sleepers),
+    "staged-files-trusted": Mutation("27", _staged_files_trusted, sleepers.sleepers),
+    "no-staging-record": Mutation("27", _no_staging_record, sleepers.sleepers),
     "lineage-gaps-stay": Mutation("30", _leave_gaps, _steps("K10")),
 }
 
 NOT_PLANTED = {
-    "6": "its window opens a minute after the handle, and only once cleanup took the transactions"
-    " in between; nothing in a scenario lives that long",
     "13": "the strict append by Merge isn't used: nothing to leave out",
     "18": "an overwrite that isn't strict lands beyond the next version, which 11 takes back, and"
     " what it swallowed moved the table, which 7 refuses: it shows only where both are left out too",

@@ -115,7 +115,8 @@ def test_a_ref_that_is_made_while_a_cleanup_begins_to_remove_reads_or_fails(
 
 @pytest.mark.parametrize("act", [tag_old, branch_old])
 @pytest.mark.parametrize(
-    "point", ["cleanup.planned", "cleanup.manifests_removed", "cleanup.versions_removed"]
+    "point",
+    ["cleanup.planned", "cleanup.begun", "cleanup.manifests_removed", "cleanup.versions_removed"],
 )
 def test_a_ref_that_is_made_at_any_point_of_a_cleanup_reads_or_fails(
     graph: Storage, point: str, act: Callable[[Storage], None]
