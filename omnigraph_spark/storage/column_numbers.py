@@ -151,6 +151,22 @@ def check(table_key: str, staged: FieldMap, now: FieldMap) -> None:
     )
 
 
+def check_grown(table_key: str, staged: FieldMap, now: FieldMap) -> None:
+    """As `check`, but columns that the version got since are let pass if they allow nulls.
+
+    Fragments that were staged without them read null there.
+
+    Raises:
+        SchemaMismatchError: any other column, field id, type or nullability differs.
+    """
+    known = {path for path, _, _, _ in staged}
+    lacking = {
+        path for path, _, _, nullable in now if "." not in path and path not in known and nullable
+    }
+    rest = [entry for entry in now if entry[0].partition(".")[0] not in lacking]
+    check(table_key, tuple(sorted(staged)), tuple(sorted(rest)))
+
+
 def _shown(entry: tuple[str, int, str, bool] | None) -> str:
     if entry is None:
         return "no such column"

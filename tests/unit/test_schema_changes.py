@@ -262,6 +262,31 @@ def test_an_append_that_publishes_while_a_property_is_dropped_keeps_its_rows(
     assert check_graph(graph.root) == []
 
 
+@pytest.mark.parametrize("mode", ["append", "merge"])
+def test_rows_that_were_staged_before_a_property_was_added_land_without_it(
+    graph: Storage, mode: str
+) -> None:
+    planned = writes.plan(graph, [PERSON], writeMode=mode)
+    staged = writes.stage_rows(
+        planned, {PERSON: ["first", "late"] if mode == "merge" else ["late"]}
+    )
+    changes.add_property(graph, asked(graph), PERSON, "nick", "String?")
+    changes.add_property(graph, asked(graph), PERSON, "ages", "[I32]?")
+    commit(planned, staged)
+    found = {r["id"]: (r["name"], r["nick"], r["ages"]) for r in rows_of(graph, PERSON)}
+    assert found == {"first": ("first", None, None), "late": ("late", None, None)}
+    assert check_graph(graph.root) == []
+
+
+def test_a_property_that_is_added_while_rows_are_appended_lands_with_them(graph: Storage) -> None:
+    _faults.arm("commit.before_table", once(lambda: writes.write(graph, {PERSON: ["rival"]})))
+    changes.add_property(graph, asked(graph), PERSON, "nick", "String?")
+    assert [(r["id"], r["nick"]) for r in rows_of(graph, PERSON)] == [
+        ("first", None), ("rival", None)
+    ]  # fmt: skip
+    assert check_graph(graph.root) == []
+
+
 def test_rows_that_were_staged_before_a_property_was_dropped_are_refused(graph: Storage) -> None:
     planned = writes.plan(graph, [PERSON])
     staged = writes.stage_rows(planned, {PERSON: ["late"]})

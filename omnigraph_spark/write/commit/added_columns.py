@@ -89,14 +89,11 @@ def fitted(
             that the fragments lack allows no nulls.
         StorageError: as `upsert.lance_fragments`.
     """
-    if not target.added:
-        for one in staged:
-            column_numbers.check(target.table_key, one.fields, now)
     found: list[Any] = []
     for one in staged:
         fragments: Sequence[dict[str, Any]] = one.fragments
+        _check(target, one.fields, now)
         if target.added:
-            _check(target, one.fields, now)
             fragments = column_numbers.renumbered(fragments, one.fields, now)
         found += lance_fragments(storage, fragments, one.matches)
     return found
@@ -106,19 +103,11 @@ def _check(target: TableTarget, staged: FieldMap, now: FieldMap) -> None:
     """Refuse fragments whose columns aren't those of the table, but for ids of added columns."""
     added = set(target.added)
     ids = {path: number for path, number, _, _ in now}
-    known = {path for path, _, _, _ in staged}
     expected = tuple(
         (path, ids.get(path, number) if path.partition(".")[0] in added else number, arrow, null)
         for path, number, arrow, null in staged
     )
-    # A rival's column that these fragments lack reads null in them.
-    rest = tuple(e for e in now if e[0] in known or not _may_lack(e, now))
-    column_numbers.check(target.table_key, tuple(sorted(expected)), tuple(sorted(rest)))
-
-
-def _may_lack(entry: tuple[str, int, str, bool], now: FieldMap) -> bool:
-    top = entry[0].partition(".")[0]
-    return any(path == top and nullable for path, _, _, nullable in now)
+    column_numbers.check_grown(target.table_key, expected, now)
 
 
 def reshape(round_: Round, target: TableTarget, entry: TableEntry) -> LanceDataset:

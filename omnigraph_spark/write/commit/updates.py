@@ -226,6 +226,6 @@ def rematched(
     again = []
     for one in staged:
         if one.fragments:
-            column_numbers.check(key, one.fields, now)
+            column_numbers.check_grown(key, one.fields, now)
             again.append(stage.restage(plan, target, staged_files.read(plan, target, one)))
     return target, [one for one in again if one.fragments or one.matches]
