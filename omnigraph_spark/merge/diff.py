@@ -57,7 +57,7 @@ def diff(
         for key in keys
         if pin(before, key) != pin(after, key)
     ]
-    return gathered(graph, known, parts, {CHANGE: StringType()})
+    return gathered(graph, known, parts, {CHANGE: StringType()}, alone=table is not None)
 
 
 def _has(snapshot: Snapshot, name: str) -> bool:
@@ -177,15 +177,18 @@ def gathered(
     known: Tables,
     parts: Sequence[tuple[str, DataFrame]],
     leading: Mapping[str, DataType],
+    *,
+    alone: bool = False,
 ) -> DataFrame:
     """Return one frame of parts of tables: `_table`, `leading`, then the wide columns.
 
     `leading` are columns that each part has beside its table's, with their types.
+    `alone`: the frame is of one table, asked for by its name.
     """
     from pyspark.sql import functions as sf
 
-    wide = frames.whole_graph_schema(known)
-    owned = frames.ownership(wide, known)
+    wide = frames.whole_graph_schema(known, alone=alone)
+    owned = frames.ownership(wide, known, alone=alone)
     rest = [field for field in wide.fields if field.name != TABLE]
     selected = []
     for key, part in parts:

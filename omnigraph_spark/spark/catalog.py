@@ -8,14 +8,21 @@ read and written through a binding. All of it runs on the driver and changes not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
 from omnigraph_spark._redaction import is_secret, redact
-from omnigraph_spark.errors import OptionError, UnsupportedError
+from omnigraph_spark.errors import OptionError, SchemaMismatchError, UnsupportedError
 from omnigraph_spark.spark import ddl, field_metadata
+from omnigraph_spark.write.plan import OVERWRITE, WritePlan
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
 _STORAGE = "storage."
 _PER_WRITE = ("expectedtableversions", "txnappid", "txnversion")
 _PINS = ("versionasof", "timestampasof")
@@ -124,6 +131,127 @@ def declared_columns(schema: StructType) -> StructType | None:
     """
     text = (field_metadata.bound_options(schema) or {}).get("schema")
     return None if text is None else ddl.parse_columns(text)
+
+
+def recreate(bound: Mapping[str, str]) -> str:
+    """Return the statements that give a catalog table the columns of the graph as they are now."""
+    given = {key: value for key, value in bound.items() if key not in ("schema", "path")}
+    listed = "".join(f", {key} '{value}'" for key, value in sorted(given.items()))
+    return (
+        "Create the catalog table again: DROP TABLE t; CREATE TABLE t USING omnigraph OPTIONS "
+        f"(path '{bound.get('path', '')}'{listed}). DROP TABLE leaves the graph as it is"
+    )
+
+
+def changed(error: SchemaMismatchError, bound: Mapping[str, str]) -> SchemaMismatchError:
+    """Return the error of a catalog table whose columns aren't the graph's (any more)."""
+    return SchemaMismatchError(
+        f"The columns of this catalog table aren't those of the graph: {error.what}",
+        expected=error.expected,
+        found=error.found,
+        hint=recreate(bound),
+        table_key=error.details.get("table_key"),
+        column=error.details.get("column"),
+    )
+
+
+def create_tables(
+    spark: SparkSession,
+    uri: str,
+    given: Mapping[str, str],
+    database: str | None,
+    names: Mapping[str, str],
+) -> dict[str, str]:
+    """Make one catalog table per table of a graph; `names` are theirs by table key.
+
+    Raises:
+        OptionError: a table of that name is there and isn't of this graph; nothing was made.
+        AnalysisException: with the typed error's text.
+    """
+    places = {
+        key: ".".join(_quoted(part) for part in (database, name) if part is not None)
+        for key, name in names.items()
+    }
+    wanted = {key: {"path": uri, "table": key, **given} for key in names}
+    there = {key: _columns_there(spark, place) for key, place in places.items()}
+    for key, columns in there.items():
+        bound = None if columns is None else field_metadata.bound_options(columns)
+        if columns is not None and (bound is None or bound.get("path") != uri):
+            raise OptionError(
+                f"{places[key]} is there already, and is no catalog table of this graph",
+                expected="a name that is free, or that this method made before",
+                hint="Give a prefix or another database; nothing was made",
+            )
+    for key, place in places.items():
+        old = there[key]
+        if old is not None:
+            if _is_current(spark, old, wanted[key]):
+                continue
+            spark.sql(f"DROP TABLE {place}")
+        listed = ", ".join(f"`{name}` {_literal_of(text)}" for name, text in wanted[key].items())
+        spark.sql(f"CREATE TABLE {place} USING omnigraph OPTIONS ({listed})")
+    return places
+
+
+def _columns_there(spark: SparkSession, place: str) -> StructType | None:
+    return spark.table(place).schema if spark.catalog.tableExists(place) else None
+
+
+def _is_current(spark: SparkSession, there: StructType, wanted: Mapping[str, str]) -> bool:
+    """Tell whether a catalog table has the options and columns that it would be made with now."""
+    bound = field_metadata.bound_options(there) or {}
+    if bound != {key.lower(): value for key, value in wanted.items()}:
+        return False
+    given = {key: value for key, value in wanted.items() if key != "path"}
+    now = spark.read.format("omnigraph").options(**given).load(wanted["path"]).schema
+    return [(f.name, f.dataType) for f in now] == [(f.name, f.dataType) for f in there]
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _literal_of(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+_warned: set[tuple[str, ...]] = set()
+
+
+def warn_of_unseen(bound: Mapping[str, str], shown: StructType, there: StructType) -> None:
+    """Say once per process which properties a catalog table lacks that its table has."""
+    unseen = [name for name in there.names if name not in shown.names]
+    mark = (bound.get("path", ""), bound.get("table", ""), *unseen)
+    if unseen and "columns" not in bound and mark not in _warned:
+        _warned.add(mark)
+        _log.warning(
+            "A catalog table of %s doesn't show %s, which the graph has got since. %s",
+            bound.get("table", bound.get("path")),
+            ", ".join(unseen),
+            recreate(bound),
+        )
+
+
+def refuse_unseen(plan: WritePlan, seen: Mapping[str, Collection[str]], schema: StructType) -> None:
+    """Refuse an overwrite through a catalog table that would null properties it doesn't show.
+
+    `seen` are the columns of each table of the write that the catalog table shows.
+
+    Raises:
+        SchemaMismatchError: names the table, its columns, and the statements that mend it.
+    """
+    for key, target in plan.targets.items():
+        unseen = [name for name in target.schema.names if name not in seen[key]]
+        if target.mode == OVERWRITE and unseen:
+            raise SchemaMismatchError(
+                f"INSERT OVERWRITE would empty {', '.join(unseen)} of {key}, which this catalog"
+                " table doesn't show",
+                expected=f"all of {', '.join(target.schema.names)}",
+                found=", ".join(seen[key]),
+                hint=recreate(field_metadata.bound_options(schema) or {}),
+                table_key=key,
+                column=unseen[0],
+            )
 
 
 def _unbound(schema: StructType) -> UnsupportedError:

@@ -74,13 +74,13 @@ def feed_tables(storage: Storage, feed: Feed, max_bytes: int) -> dict[str, Struc
     return tables
 
 
-def feed_schema(tables: Mapping[str, StructType]) -> StructType:
-    """Return the columns of a feed over tables.
+def feed_schema(tables: Mapping[str, StructType], alone: bool = False) -> StructType:
+    """Return the columns of a feed over tables; `alone`: of one table, asked for by its name.
 
     Raises:
         SchemaMismatchError: names that a whole-graph frame can't have.
     """
-    wide = frames.whole_graph_schema(tables)
+    wide = frames.whole_graph_schema(tables, alone=alone)
     rest = [StructField(f.name, f.dataType, True) for f in wide.fields if f.name != TABLE]
     return StructType([*LEADING.fields, *rest])
 
@@ -102,6 +102,7 @@ class FeedReader(DataSourceReader):
         tables: Mapping[str, StructType],
         max_bytes: int,
         schema: StructType,
+        alone: bool = False,
     ) -> None:
         """Take what `feed_schema` gave, or a user's choice and order of its columns.
 
@@ -109,7 +110,7 @@ class FeedReader(DataSourceReader):
             SchemaMismatchError: a column isn't the feed's, or has another type there.
         """
         self._storage, self._feed, self._max_bytes = storage, feed, max_bytes
-        whole = feed_schema(tables)
+        whole = feed_schema(tables, alone)
         own = {field.name: field for field in whole.fields}
         for asked in schema.fields:
             known = own.get(asked.name)
@@ -121,7 +122,8 @@ class FeedReader(DataSourceReader):
                     column=asked.name,
                 )
         rows = StructType([f for f in whole.fields if f.name not in LEADING.names])
-        self._pieces = PieceReader(storage, schema, rows, frames.ownership(rows, tables))
+        owned = frames.ownership(rows, tables, alone=alone)
+        self._pieces = PieceReader(storage, schema, rows, owned)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the read; on the driver, once per action.

@@ -1,7 +1,8 @@
 """Whole-graph frames: one wide frame of all tables (DESIGN 2, The frames).
 
 `_table`, `id`, `src`, `dst`, then the union of all properties by name. Where tables disagree on a
-property's type, each type gets a column `{property}__{type}`. The tables' definitions ride as JSON
+property's type, each type gets a column `{property}__{type}`; so does a node's property that is
+named like one of the frame's own columns (`src`, `dst`). The tables' definitions ride as JSON
 in the metadata of `_table`, so that a frame can be written to a graph that doesn't have them yet.
 Everything here runs on the driver and touches no storage; rows are handled in `frame_batches`.
 """
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _ENDS = ("src", "dst")
-_FIXED = (TABLE, "id", *_ENDS)
 _OTHER = re.compile(r"[^A-Za-z0-9]+")
 _EXAMPLE = "omnigraph_spark.pack({'node:Person': people, 'edge:Knows': knows})"
 
@@ -128,17 +128,19 @@ def whole_graph_schema(
     *,
     named: bool = False,
     empty: Iterable[str] = (),
+    alone: bool = False,
 ) -> StructType:
     """Return the schema of the whole-graph frame over `tables`, definitions included.
 
     `tables` are table frames' schemas by table key (`spark_field`s); a key that a column carries in
     its metadata needs no mention in `keys`. `named` and `empty` are those of `Definitions`.
+    `alone`: the frame is of one table by name, whose properties keep their names.
 
     Raises:
-        SchemaMismatchError: a node property named `_table`, `src` or `dst`, or a property that has
-            the very name of a `{property}__{type}` column; the message names table and column.
+        SchemaMismatchError: a property that has the very name of a `{property}__{type}` column; the
+            message names table and column.
     """
-    columns = _property_columns(tables)
+    columns = _property_columns(tables, alone)
     ordered = {key: tables[key] for key in sorted(tables)}
     known = Definitions(
         ordered,
@@ -148,7 +150,8 @@ def whole_graph_schema(
         frozenset(empty),
     )
     table = StructField(TABLE, StringType(), False, {field_metadata.PACK: known.to_text()})
-    fixed = [StructField(name, StringType(), True) for name in ("id", *_ENDS)]
+    ends = [name for name in _ENDS if name not in columns]
+    fixed = [StructField(name, StringType(), True) for name in ("id", *ends)]
     wide = [StructField(name, columns[name], True) for name in sorted(columns)]
     return StructType([table, *fixed, *wide])
 
@@ -163,20 +166,23 @@ def _carried_keys(tables: Mapping[str, StructType]) -> dict[str, str]:
     return keys
 
 
-def _property_columns(tables: Mapping[str, StructType]) -> dict[str, DataType]:
+def _property_columns(tables: Mapping[str, StructType], alone: bool) -> dict[str, DataType]:
     """Return {column: type} of all properties: the property's name, or one column per type."""
     types: dict[str, dict[str, DataType]] = {}
     where: dict[str, str] = {}
+    taken: set[str] = set()
     for key, table in tables.items():
         for field in properties(table, key):
             kind = relaxed(field.dataType)
             by_text = types.setdefault(field.name, {})
             where.setdefault(field.name, key)
+            if _is_taken(field.name, key, alone):
+                taken.add(field.name)
             if by_text.setdefault(type_text(kind), kind) != kind:
                 raise _clash(key, field.name, suffixed(field))
     columns: dict[str, DataType] = {}
     for name, by_text in types.items():
-        if len(by_text) == 1:
+        if len(by_text) == 1 and name not in taken:
             columns[name] = next(iter(by_text.values()))
             continue
         for text, kind in by_text.items():
@@ -188,24 +194,14 @@ def _property_columns(tables: Mapping[str, StructType]) -> dict[str, DataType]:
 
 
 def properties(table: StructType, table_key: str) -> list[StructField]:
-    """Return the fields of a table frame that are properties.
-
-    Raises:
-        SchemaMismatchError: a node property named `src` or `dst`, or any named `_table`.
-    """
+    """Return the fields of a table frame that are properties."""
     ends = _ENDS if layout.is_edge(table_key) else ()
-    found = [field for field in table.fields if field.name not in ("id", *ends)]
-    for field in found:
-        if field.name in _FIXED:
-            raise SchemaMismatchError(
-                f"{table_key} has a property {field.name}, which a whole-graph frame uses itself",
-                expected=f"properties with other names than {', '.join(_FIXED)}",
-                found=field.name,
-                hint=f"Read the table alone: .option('table', {table_key!r})",
-                table_key=table_key,
-                column=field.name,
-            )
-    return found
+    return [field for field in table.fields if field.name not in ("id", *ends)]
+
+
+def _is_taken(name: str, table_key: str, alone: bool) -> bool:
+    """Tell whether a whole-graph frame has a column of its own with a property's name."""
+    return name == TABLE or (name in _ENDS and not alone and not layout.is_edge(table_key))
 
 
 def type_text(spark: DataType) -> str:
@@ -230,23 +226,30 @@ def _clash(table_key: str, name: str, column: str) -> SchemaMismatchError:
     )
 
 
-def ownership(schema: StructType, tables: Mapping[str, StructType]) -> dict[str, dict[str, str]]:
+def ownership(
+    schema: StructType, tables: Mapping[str, StructType], *, alone: bool = False
+) -> dict[str, dict[str, str]]:
     """Return, per table, which column of a whole-graph frame feeds (or shows) which of its columns.
 
     A column `{property}__{type}` belongs to the tables whose property has that type, a column with
     the property's own name to the others whose type it can be cast to. `_table` belongs to none.
     """
     given = {field.name: field for field in schema.fields if field.name != TABLE}
-    return {key: _owned_columns(given, table) for key, table in tables.items()}
+    return {key: _owned_columns(given, key, table, alone) for key, table in tables.items()}
 
 
-def _owned_columns(given: Mapping[str, StructField], table: StructType) -> dict[str, str]:
+def _owned_columns(
+    given: Mapping[str, StructField], table_key: str, table: StructType, alone: bool
+) -> dict[str, str]:
     own = set(table.names)
+    ours = {field.name for field in properties(table, table_key)}
     owned = {}
     for field in table.fields:
         special = suffixed(field)
-        if special in given and special not in own:
+        if field.name in ours and special in given and special not in own:
             owned[special] = field.name
+        elif field.name in ours and _is_taken(field.name, table_key, alone):
+            continue
         elif field.name in given and _castable(given[field.name], field):
             owned[field.name] = field.name
     return owned

@@ -16,6 +16,7 @@ from omnigraph_spark import options
 from omnigraph_spark.errors import (
     GraphNotFoundError,
     OptionError,
+    SchemaMismatchError,
     TableNotFoundError,
 )
 from omnigraph_spark.manifest import snapshot
@@ -24,7 +25,7 @@ from omnigraph_spark.options import ReadOptions, StreamOptions
 from omnigraph_spark.read.stream_plan import LATEST
 from omnigraph_spark.refs import changes, refs
 from omnigraph_spark.refs.changes import Feed
-from omnigraph_spark.spark import ddl, field_metadata
+from omnigraph_spark.spark import catalog, ddl, field_metadata
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
@@ -60,7 +61,7 @@ class Load:
         from omnigraph_spark.spark import feed_reader, frame_schema
 
         if self.span is not None:
-            return feed_reader.feed_schema(self._feed(self.span)[1])
+            return feed_reader.feed_schema(self._feed(self.span)[1], self.options.table is not None)
         if self.options.metadata is not None:
             return feed_reader.metadata_schema(self.options.metadata)
         schema, self.table_schemas = frame_schema.read_schema(
@@ -80,7 +81,8 @@ class Load:
         if self.span is not None:
             feed, tables = self._feed(self.span)
             most = self.options.max_partition_bytes
-            return FeedReader(self.storage, feed, tables, most, schema)
+            alone = self.options.table is not None
+            return FeedReader(self.storage, feed, tables, most, schema, alone)
         if self.options.metadata is not None:
             return MetadataReader(self.storage, self.snapshot, self.options.metadata, schema)
         return OmnigraphReader(
@@ -214,6 +216,8 @@ def catalog_reader(raw: Mapping[str, str], schema: StructType) -> DataSourceRead
     A table that its CREATE TABLE declared (option `schema`) has no rows until the first INSERT.
 
     Raises:
+        SchemaMismatchError: the graph's table hasn't got a column that the catalog table shows; the
+            text has the statements that mend it.
         OmnigraphError: as `resolve`.
     """
     try:
@@ -224,7 +228,12 @@ def catalog_reader(raw: Mapping[str, str], schema: StructType) -> DataSourceRead
         if "schema" not in raw:
             raise
         return _NoRows()
-    return load.reader(schema)
+    try:
+        if load.span is None and load.options.metadata is None:
+            catalog.warn_of_unseen(raw, schema, load.schema())
+        return load.reader(schema)
+    except SchemaMismatchError as error:
+        raise catalog.changed(error, raw) from error
 
 
 class _NoRows(DataSourceReader):

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from omnigraph_spark import pack, unpack
+from omnigraph_spark import OmniGraph, pack, unpack
 from omnigraph_spark.errors import OptionError, SchemaMismatchError
 from omnigraph_spark.spark import field_metadata, frames
 from tests.support.graphs import file_hashes
@@ -214,3 +214,35 @@ def test_a_refused_whole_graph_write_changes_no_file(
     with pytest.raises(Exception, match=MISMATCH + r".*more"):
         write(packed.withColumn("more", F.lit(1)), root)
     assert file_hashes(root) == before
+
+
+def test_node_properties_called_src_and_dst_are_shown_under_another_name_where_edges_are_too(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    graph = OmniGraph.for_path(spark, str(tmp_path / "g"))
+    airports = spark.sql("SELECT 'fra' AS id, 'E' AS dst, 7 AS src")
+    flights = spark.sql("SELECT 'fra' AS src, 'fra' AS dst")
+    both = {"node:Airport": airports, "edge:To": flights}
+    at = graph.write(both, endpoints="To: Airport -> Airport").graph_version
+    whole = graph.graph()
+    assert whole.columns == ["_table", "id", "src", "dst", "dst__string", "src__int"]
+    assert [tuple(r) for r in whole.where("src__int = 7").drop("_table").collect()] == [
+        ("fra", None, None, "E", 7)
+    ]
+    write(whole, tmp_path / "copy")
+    copy = OmniGraph.for_path(spark, str(tmp_path / "copy"))
+    assert copy.table("Airport").exceptAll(graph.table("Airport")).isEmpty()
+    assert copy.table("Airport").columns == graph.table("Airport").columns
+    later = spark.sql("SELECT 'fra' AS id, 'A' AS dst")
+    write(later, tmp_path / "g", table="node:Airport", writeMode="merge")
+    for changed in (graph.changes(at + 1), graph.diff(f"main@{at}", "main")):
+        found = changed.orderBy("_change_type").select("_change_type", "src", "dst__string", "src__int")  # fmt: skip
+        assert [tuple(r) for r in found.collect()] == [
+            ("update_postimage", None, "A", 7), ("update_preimage", None, "E", 7)
+        ]  # fmt: skip
+    alone = graph.diff(f"main@{at}", "main", "Airport")
+    for changed in (graph.changes(at + 1, table="Airport"), alone):
+        found = changed.orderBy("_change_type").select("_change_type", "src", "dst")
+        assert [tuple(r) for r in found.collect()] == [
+            ("update_postimage", 7, "A"), ("update_preimage", 7, "E")
+        ]  # fmt: skip

@@ -83,14 +83,25 @@ def test_tables_that_differ_in_inner_nullability_alone_share_a_column() -> None:
 
 
 @pytest.mark.parametrize("name", ["_table", "src", "dst"])
-def test_a_node_property_with_a_fixed_columns_name_is_refused(name: str) -> None:
-    with pytest.raises(SchemaMismatchError, match=rf"{MISMATCH} node:A has a property {name}"):
-        frames.whole_graph_schema({"node:A": node(**{name: "String"})})
+def test_a_property_with_a_fixed_columns_name_is_shown_with_its_type(name: str) -> None:
+    tables = {"edge:E": edge(_table="String"), "node:A": node(**{name: "String"})}
+    tables["node:B"] = node(id__string="String")  # the ids of other tables stay in `id`
+    wide = frames.whole_graph_schema(tables)
+    own = [f"{one}__string" for one in sorted({"_table", name, "id"})]
+    assert wide.names == ["_table", "id", "src", "dst", *own]
+    ends = {one: one for one in ("id", "src", "dst")}
+    assert frames.ownership(wide, tables) == {
+        "edge:E": {**ends, "_table__string": "_table"},
+        "node:A": {"id": "id", f"{name}__string": name},
+        "node:B": {"id": "id", "id__string": "id__string"},
+    }
 
 
-def test_an_edge_property_named_like_the_table_column_is_refused() -> None:
-    with pytest.raises(SchemaMismatchError, match=MISMATCH + r" edge:E has a property _table"):
-        frames.whole_graph_schema({"edge:E": edge(_table="String")})
+def test_a_frame_of_one_table_keeps_the_name_of_a_property_that_is_called_src() -> None:
+    tables = {"node:A": node(src="I32?")}
+    wide = frames.whole_graph_schema(tables, alone=True)
+    assert wide.names == ["_table", "id", "dst", "src"]
+    assert frames.ownership(wide, tables, alone=True) == {"node:A": {"id": "id", "src": "src"}}
 
 
 def test_a_property_with_the_very_name_of_a_split_column_is_refused() -> None:
