@@ -242,6 +242,33 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
             pinned.createOrReplaceTempView(names[row.table_key])
         return names
 
+    def create_catalog_tables(
+        self,
+        database: str | None = None,
+        prefix: str = "",
+        *,
+        branch: str | None = None,
+        version: int | str | None = None,
+    ) -> dict[str, str]:
+        """Make one catalog table per table of the graph; returns {table key: catalog table}.
+
+        They are named as the views of `create_views`, in `database` (the current one). Safe to run
+        again, and to be run after tables or properties were added, dropped or renamed: a catalog
+        table of this graph that lacks nothing stays, another is made again. Runs on the driver; if
+        it fails, the catalog tables made so far stay.
+
+        Raises:
+            OptionError: a table or view of that name is there and isn't of this graph; nothing was
+                made. Also a secret among the storage options: Spark's catalog would show it.
+            AnalysisException: with the typed error's text.
+        """
+        from omnigraph_spark.spark import catalog
+
+        given = {**self._spark_storage(), **_pins(branch, version)}
+        keys = self.tables(branch=branch, version=version).select("table_key").collect()
+        names = _view_names(prefix, [row.table_key for row in keys])
+        return catalog.create_tables(self.spark, self.uri, given, database, names)
+
     def check(self) -> list[Finding]:
         """Return what dead writers, a move or damage left wrong with the graph; writes nothing.
 
@@ -275,12 +302,7 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
 
     def _reader(self, branch: str | None, version: int | str | None) -> DataFrameReader:
         reader = self.spark.read.format(FORMAT).options(**self._spark_storage())
-        if branch is not None:
-            reader = reader.option("branch", branch)
-        if version is not None:
-            is_time = times.is_like_time(str(version))
-            reader = reader.option("timestampAsOf" if is_time else "versionAsOf", str(version))
-        return reader
+        return reader.options(**_pins(branch, version))
 
     def _spark_storage(self) -> dict[str, str]:
         return {f"storage.{key}": value for key, value in self.storage.items()}
@@ -289,6 +311,15 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
         asked = options.of_python({"writeMode": mode, **given, "branch": branch})
         raw = {**self._spark_storage(), **asked, "path": self.uri}
         return WriteOptions.of(options.parse(raw), mode == "overwrite")
+
+
+def _pins(branch: str | None, version: int | str | None) -> dict[str, str]:
+    """Return the options of a read that say which branch, and which version of it."""
+    pins = {} if branch is None else {"branch": branch}
+    if version is not None:
+        is_time = times.is_like_time(str(version))
+        pins["timestampAsOf" if is_time else "versionAsOf"] = str(version)
+    return pins
 
 
 def _view_names(prefix: str, keys: list[str]) -> dict[str, str]:

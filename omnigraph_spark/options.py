@@ -451,7 +451,9 @@ def _mode(write_mode: str | None, overwrite: bool) -> str:
     if mode != spark_mode:
         raise OptionError(
             f"writeMode {mode} doesn't go with .mode({spark_mode!r})",
-            hint=f"Use .mode({'overwrite' if mode == 'overwrite' else 'append'!r})",
+            hint="Use .mode('overwrite'), in SQL INSERT OVERWRITE"
+            if mode == "overwrite"
+            else "Use .mode('append'), in SQL INSERT INTO",
         )
     return mode
 

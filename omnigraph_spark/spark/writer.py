@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from omnigraph_spark import options
-from omnigraph_spark.errors import StorageError
+from omnigraph_spark.errors import SchemaMismatchError, StorageError
 from omnigraph_spark.integrity.screen import Screen
 from omnigraph_spark.options import WriteOptions
-from omnigraph_spark.spark import catalog, frame_plan
+from omnigraph_spark.spark import catalog, field_metadata, frame_plan
 from omnigraph_spark.spark.frame_plan import FramePlan
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
@@ -74,12 +74,10 @@ class OmnigraphWriter(DataSourceArrowWriter):
             storage = Storage.at(raw["path"], options.storage_options(raw))
             self._framed = frame_plan.restored(bulk.restored(storage, staged_text), schema)
             return
-        declared = None
         if "path" not in raw:
-            declared = catalog.declared_columns(schema)
-            raw = catalog.write_options(schema)
-        parsed = WriteOptions.of(options.parse(raw), overwrite)
-        framed = frame_plan.plan_frame(parsed, schema, declared)
+            framed = _plan_insert(schema, overwrite)
+        else:
+            framed = frame_plan.plan_frame(WriteOptions.of(options.parse(raw), overwrite), schema)
         if any(target.version for target in framed.plan.targets.values()):
             planned_at = staging.begin(framed.plan.storage, framed.plan.publish_id)
             framed = replace(framed, plan=replace(framed.plan, planned_at=planned_at))
@@ -126,6 +124,23 @@ class OmnigraphWriter(DataSourceArrowWriter):
         commit.abort(plan, staged, complete=len(ours) == len(messages))
         if not self._staging:  # the record of many frames is that of the call that stages them
             staging.end(plan.storage, plan.publish_id)
+
+
+def _plan_insert(schema: StructType, overwrite: bool) -> FramePlan:
+    """Plan an INSERT through a catalog table, whose columns may be older than the graph's."""
+    declared = catalog.declared_columns(schema)
+    parsed = WriteOptions.of(options.parse(catalog.write_options(schema)), overwrite)
+    try:
+        framed = frame_plan.plan_frame(parsed, schema, declared)
+    except SchemaMismatchError as error:
+        raise catalog.changed(error, field_metadata.bound_options(schema) or {}) from error
+    owned = framed.routing.ownership
+    seen = {
+        key: schema.names if owned is None else [*owned[key].values()]
+        for key in framed.plan.targets
+    }
+    catalog.refuse_unseen(framed.plan, seen, schema)
+    return framed
 
 
 def staged_here(
