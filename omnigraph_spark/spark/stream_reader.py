@@ -104,7 +104,7 @@ class StreamLoad:
             OmnigraphError: no such table or column, or types that Spark doesn't have.
         """
         if self.asked.change_feed:
-            return feed_schema(self.tables())
+            return feed_schema(self.tables(), self.table is not None)
         return frame_schema.read_schema(self.storage, self.snapshot, self.asked.read)[0]
 
 
@@ -271,7 +271,8 @@ class OmnigraphStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 if structs.get(key) == struct:
                     continue
                 structs[key] = struct
-                found = frames.ownership(self._rows, {key: struct})[key]
+                alone = self._load.table is not None
+                found = frames.ownership(self._rows, {key: struct}, alone=alone)[key]
                 new = entry is change.after and change.version > self._load.snapshot.graph_version
                 self._check_drift(change, struct, found, is_new=new)
                 owned[key] = {**owned.get(key, {}), **found}
