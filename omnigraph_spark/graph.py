@@ -32,13 +32,15 @@ FORMAT = "omnigraph"
 def register(spark: SparkSession) -> None:
     """Make `format("omnigraph")` known to a session, and to the thread that calls it.
 
-    Needed only where the package isn't installed as Spark expects it (FACTS 9), and in threads that
-    a program starts itself to write frames which were made elsewhere: Spark looks for the source in
-    the session that is active in the thread. Changes no setting: Spark's filter push-down for
-    Python sources is on its own not safe (docs/push_down.md).
+    Also SQL's `omnigraph_history` and `omnigraph_diff`. The format needs it only where the package
+    isn't installed as Spark expects it, and in threads that a program starts itself to write frames
+    which were made elsewhere: Spark looks for the source in the session that is active in the
+    thread. Changes no setting: Spark's filter push-down for Python sources is on its own not safe
+    (docs/push_down.md).
     """
     from pyspark.errors import AnalysisException
 
+    from omnigraph_spark.spark import table_functions
     from omnigraph_spark.spark.datasource import OmnigraphDataSource
 
     try:
@@ -47,6 +49,7 @@ def register(spark: SparkSession) -> None:
         if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
             raise
     _make_active(spark)
+    table_functions.register(spark)
 
 
 def _make_active(spark: SparkSession) -> None:

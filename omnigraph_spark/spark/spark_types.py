@@ -247,8 +247,9 @@ def new_property(field: StructField, engine_type_text: str | None = None) -> New
     calls a column not null says no more than how its values were computed.
 
     Raises:
-        SchemaMismatchError: void or another type that can't be stored, or one that doesn't go with
-            `engine_type_text`; the message names the column.
+        SchemaMismatchError: void or another type that can't be stored (an empty struct, or one with
+            two fields of one name, at any depth), or one that doesn't go with `engine_type_text`;
+            the message names the column.
         OptionError: `engine_type_text` is no type.
     """
     if _has_void(field.dataType):
@@ -259,6 +260,7 @@ def new_property(field: StructField, engine_type_text: str | None = None) -> New
             hint=f"Give it one, for example CAST(NULL AS STRING) AS {field.name}",
             column=field.name,
         )
+    _refuse_structs(field, field.dataType)
     source = arrow_type(field.dataType, field.name)
     carried = field_metadata.carried_type(field)
     if engine_type_text is not None:
@@ -281,6 +283,30 @@ def new_property(field: StructField, engine_type_text: str | None = None) -> New
     if engine_type is None:
         untyped = untyped.with_nullable(True)
     return NewColumn(untyped, engine_type, False)
+
+
+def _refuse_structs(field: StructField, spark: DataType) -> None:
+    """Refuse structs that Lance can't write (no fields), or can't read again (doubled ones)."""
+    if isinstance(spark, ArrayType):
+        _refuse_structs(field, spark.elementType)
+    elif isinstance(spark, MapType):
+        _refuse_structs(field, spark.keyType)
+        _refuse_structs(field, spark.valueType)
+    elif isinstance(spark, StructType):
+        doubled = next((name for name in spark.names if spark.names.count(name) > 1), None)
+        if doubled is not None or not spark.names:
+            raise SchemaMismatchError(
+                f"Column {field.name} holds a struct "
+                + ("without fields" if doubled is None else f"with two fields {doubled}"),
+                expected="structs with fields of different names",
+                found=field.dataType.simpleString().upper(),
+                hint="Drop the column, or give the struct a field"
+                if doubled is None
+                else "Rename one of the fields",
+                column=field.name,
+            )
+        for inner in spark.fields:
+            _refuse_structs(field, inner.dataType)
 
 
 def _has_void(spark: DataType) -> bool:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from omnigraph_spark import OmniGraph
-from omnigraph_spark.errors import OptionError, SchemaMismatchError
+from omnigraph_spark import OmniGraph, register
+from omnigraph_spark.errors import BranchNotFoundError, OptionError, SchemaMismatchError
 from tests.support.frames import counts, nothing_written, refused, rows
 
 AGAIN = "DROP TABLE t; CREATE TABLE t USING omnigraph OPTIONS"
@@ -77,16 +77,21 @@ def test_a_catalog_table_with_columns_that_are_gone_names_the_statements_that_me
 
 
 def test_the_catalog_follows_the_graph_when_its_tables_are_created_again(
-    spark: SparkSession, graph: OmniGraph
+    spark: SparkSession, graph: OmniGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = graph.create_catalog_tables("d", "g_")
     assert made == {"edge:Knows": "`d`.`g_Knows`", "node:Person": "`d`.`g_Person`"}
-    spark.sql("ALTER TABLE d.g_Knows SET TBLPROPERTIES ('mine' = 'stays')")
     graph.add_property("Person", "note", "String?")
     graph.add_table("node:Tag", "label STRING")
+    said: list[str] = []
+    run = spark.sql
+    monkeypatch.setattr(spark, "sql", lambda text: (said.append(text), run(text))[1])
     assert graph.create_catalog_tables("d", "g_") == {**made, "node:Tag": "`d`.`g_Tag`"}
+    monkeypatch.undo()
+    assert [one.partition(" USING")[0] for one in said] == [
+        "DROP TABLE `d`.`g_Person`", "CREATE TABLE `d`.`g_Person`", "CREATE TABLE `d`.`g_Tag`"
+    ]  # fmt: skip
     assert spark.table("d.g_Person").columns == graph.table("Person").columns
-    assert "mine" in str(spark.sql("SHOW TBLPROPERTIES d.g_Knows").collect())
     graph.drop_property("Person", "age")
     graph.create_catalog_tables("d", "g_")
     columns = ", ".join(spark.table("d.g_Person").columns)
@@ -127,3 +132,32 @@ def test_sql_reads_a_version_and_a_branch_through_views(
             f" OPTIONS (path '{path}', table 'Person', {more})"
         )
     assert [spark.sql(f"SELECT * FROM {n}").count() for n in ("then", "dev", "now")] == [2, 2, 3]
+
+
+def test_sql_functions_give_the_history_and_what_differs(
+    spark: SparkSession, graph: OmniGraph
+) -> None:
+    register(spark)
+    graph.create_branch("dev")
+    tagged = spark.sql("SELECT 'a' AS id, map('k', 1) AS m, struct(1 AS x, array(2) AS y) AS s")
+    graph.write({"node:Tag": tagged}, branch="dev", actor="ann")
+    graph.write(
+        {"node:Person": spark.sql("SELECT 'b' AS id, 26 AS age")}, mode="merge", branch="dev"
+    )
+    path = graph.uri.replace("'", "\\'")
+    told = spark.sql(f"SELECT * FROM omnigraph_history('{path}', 'dev')")
+    assert rows(told) == rows(graph.history(branch="dev"))
+    assert told.columns == graph.history().columns
+    for arguments, known in (
+        ("'main', 'dev'", graph.diff("main", "dev")),
+        ("'dev'", graph.diff("dev", "main")),
+        (
+            "before => 'main', after => 'dev', table => 'Person'",
+            graph.diff("main", "dev", "Person"),
+        ),
+    ):
+        found = spark.sql(f"SELECT * FROM omnigraph_diff('{path}', {arguments})")
+        assert found.columns == known.columns
+        assert sorted(map(str, found.collect())) == sorted(map(str, known.collect()))
+    with refused(BranchNotFoundError, "nowhere"):
+        spark.sql(f"SELECT * FROM omnigraph_history('{path}', 'nowhere')").collect()

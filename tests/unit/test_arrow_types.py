@@ -257,6 +257,28 @@ def test_a_new_column_without_a_type_is_refused(spark: T.DataType) -> None:
         spark_types.new_column(T.StructField("nick", spark))
 
 
+_EMPTY = T.StructType()
+_TWICE = T.StructType().add("a", T.LongType()).add("a", T.LongType())
+
+
+@pytest.mark.parametrize(
+    "spark",
+    [
+        _EMPTY,
+        T.ArrayType(_EMPTY),
+        T.MapType(T.StringType(), _EMPTY),
+        T.StructType().add("b", T.ArrayType(_EMPTY)),
+        _TWICE,
+        T.ArrayType(_TWICE),
+    ],
+    ids=lambda spark: str(spark.simpleString()),
+)
+def test_a_struct_that_lance_cannot_write_or_read_again_is_refused(spark: T.DataType) -> None:
+    found = MISMATCH + r" Column c holds a struct with(out fields| two fields a)"
+    with pytest.raises(SchemaMismatchError, match=found):
+        spark_types.new_property(T.StructField("c", spark))
+
+
 def test_a_void_column_goes_into_any_column_that_is_there() -> None:
     table = pa.schema(
         [pa.field("id", pa.utf8(), nullable=False), ("vec", pa.list_(pa.float32(), 4))]
