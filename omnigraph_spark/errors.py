@@ -148,10 +148,12 @@ class ExpectedVersionMismatch(OmnigraphError):
 
     def __init__(self, table_key: str, expected: int, actual: int) -> None:
         super().__init__(
-            f"{table_key} was published by somebody else since it was read",
+            f"{table_key} was published again since it was read",
             expected=f"version {expected}",
             found=f"version {actual}",
-            hint="Nothing was published. Read the table again, redo the change, and write it again",
+            hint="Nothing was published. Read the table again, redo the change, and write it again;"
+            " to go back to an older version call restore, to write over what was published since "
+            "give lastWriterWins=true",
             table_key=table_key,
             actual=actual,
         )

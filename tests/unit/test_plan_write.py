@@ -264,6 +264,16 @@ def test_the_lowest_version_that_was_read_is_expected(graph: Storage) -> None:
     writes.plan(graph, [PERSON], "overwrite", read_versions={PERSON: 2})
 
 
+def test_an_overwrite_with_an_older_version_names_restore_and_blames_nobody(graph: Storage) -> None:
+    writes.write(graph, {PERSON: ["b"]})
+    with pytest.raises(ExpectedVersionMismatch, match=r"restore.*lastWriterWins") as raised:
+        writes.plan(graph, [PERSON], "overwrite", read_versions={PERSON: 1})
+    assert "somebody" not in str(raised.value)
+    lost = {PERSON: ["old"]}
+    writes.write(graph, lost, "overwrite", read_versions={PERSON: 1}, lastWriterWins="true")
+    assert writes.ids(graph, PERSON) == ["old"]
+
+
 def test_a_stated_version_goes_before_one_that_was_read(graph: Storage) -> None:
     writes.write(graph, {PERSON: ["b"]})
     writes.plan(
