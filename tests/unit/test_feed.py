@@ -236,7 +236,7 @@ def test_ends_that_arent_there_are_refused(graph: Storage) -> None:
         (FeedEnds(start_time="2999-01-01T00:00:00Z"), VersionNotFoundError, "at or after"),
         (FeedEnds("1", end_time="1999-01-01T00:00:00Z"), VersionNotFoundError, "at or before"),
         (FeedEnds(start_time="2999-01-01"), OptionError, "startingTimestamp has no time zone"),
-        (FeedEnds("1", end_time="x"), OptionError, "endingTimestamp is no time"),
+        (FeedEnds("1", end_time="x"), OptionError, "endingTimestamp is not a time"),
     ):
         with pytest.raises(kind, match=f"OMNIGRAPH_.*{why}"):
             changes.span(graph, "main", ends)

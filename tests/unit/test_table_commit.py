@@ -65,10 +65,6 @@ def drop_and_add(storage: Storage) -> None:
     dataset(storage).add_columns(pa.schema([pa.field("age", pa.int32())]))
 
 
-def add(storage: Storage) -> None:
-    dataset(storage).add_columns(pa.schema([pa.field("more", pa.utf8())]))
-
-
 def retype(storage: Storage) -> None:
     dataset(storage).alter_columns({"path": "age", "data_type": pa.int64()})
 
@@ -88,7 +84,7 @@ def reorder(storage: Storage) -> None:
     lance.write_dataset(rows, dataset(storage).uri, mode="overwrite")
 
 
-@pytest.mark.parametrize("change", [drop_and_add, add, retype, rename, allow_null, reorder])
+@pytest.mark.parametrize("change", [drop_and_add, retype, rename, allow_null, reorder])
 def test_fragments_are_never_committed_under_another_schema_than_they_were_staged_under(
     graph: Storage, change: Any
 ) -> None:
