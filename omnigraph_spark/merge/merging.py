@@ -293,8 +293,8 @@ def check_columns(storage: Storage, source: TableEntry, target: TableEntry) -> N
                 "merged",
                 expected=ours.get(name, "no such column"),
                 found=theirs.get(name, "no such column"),
-                hint=f"Call add_property({target.table_key!r}, {name!r}, …) on the branch that lacks"
-                " it, then merge"
+                hint=f"Call add_property({target.table_key!r}, {name!r}, …) on the branch that"
+                " lacks it, then merge"
                 if name not in ours or name not in theirs
                 else "Drop or rename the property on one of the branches, then merge",
                 table_key=target.table_key,
