@@ -9,7 +9,7 @@ read and written through a binding. All of it runs on the driver and changes not
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
@@ -218,9 +218,9 @@ def _literal_of(text: str) -> str:
 _warned: set[tuple[str, ...]] = set()
 
 
-def warn_of_unseen(bound: Mapping[str, str], shown: StructType, there: StructType) -> None:
+def warn_of_unseen(bound: Mapping[str, str], shown: Sequence[str], there: Sequence[str]) -> None:
     """Say once per process which properties a catalog table lacks that its table has."""
-    unseen = [name for name in there.names if name not in shown.names]
+    unseen = [name for name in there if name not in shown]
     mark = (bound.get("path", ""), bound.get("table", ""), *unseen)
     if unseen and "columns" not in bound and mark not in _warned:
         _warned.add(mark)

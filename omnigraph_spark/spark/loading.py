@@ -228,9 +228,13 @@ def catalog_reader(raw: Mapping[str, str], schema: StructType) -> DataSourceRead
         if "schema" not in raw:
             raise
         return _NoRows()
+    from omnigraph_spark.spark import frame_schema
+
     try:
-        if load.span is None and load.options.metadata is None:
-            catalog.warn_of_unseen(raw, schema, load.schema())
+        if load.span is None and load.options.metadata is None and load.options.table is not None:
+            known = frame_schema.stored_schemas(load.storage, load.snapshot, load.options.table)
+            load.table_schemas = known
+            catalog.warn_of_unseen(raw, schema.names, next(iter(known.values())).names)
         return load.reader(schema)
     except SchemaMismatchError as error:
         raise catalog.changed(error, raw) from error
