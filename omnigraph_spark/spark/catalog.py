@@ -136,10 +136,13 @@ def declared_columns(schema: StructType) -> StructType | None:
 def recreate(bound: Mapping[str, str]) -> str:
     """Return the statements that give a catalog table the columns of the graph as they are now."""
     given = {key: value for key, value in bound.items() if key not in ("schema", "path")}
-    listed = "".join(f", {key} '{value}'" for key, value in sorted(given.items()))
+    listed = "".join(
+        f", {key if key.isidentifier() else _quoted(key)} {_literal_of(value)}"
+        for key, value in sorted(given.items())
+    )
     return (
         "Create the catalog table again: DROP TABLE t; CREATE TABLE t USING omnigraph OPTIONS "
-        f"(path '{bound.get('path', '')}'{listed}). DROP TABLE leaves the graph as it is"
+        f"(path {_literal_of(bound.get('path', ''))}{listed}). DROP TABLE leaves the graph as it is"
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from omnigraph_spark.errors import UnsupportedError
 from omnigraph_spark.schema import property_types
-from omnigraph_spark.spark import field_metadata
+from omnigraph_spark.spark import catalog, field_metadata
 from omnigraph_spark.spark.field_metadata import ReadMark
 
 FRAME = T.StructType().add("id", T.StringType(), False).add("age", T.IntegerType())
@@ -118,3 +118,19 @@ def test_a_mixture_of_bindings_binds_nothing() -> None:
     assert field_metadata.bound_options_for_write(mixed) is None
     partly = T.StructType([one["id"], FRAME["age"]])
     assert field_metadata.bound_options_for_write(partly) is None
+
+
+def test_a_catalog_table_that_is_older_than_the_graph_is_said_to_be_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bound = {"path": "/g", "table": "node:Older", "storage.aws_region": "x"}
+    for _ in range(2):
+        catalog.warn_of_unseen(bound, ["id", "age"], ["id", "age", "note"])
+    catalog.warn_of_unseen(bound, ["id", "age", "note"], ["id", "age", "note"])
+    catalog.warn_of_unseen({**bound, "columns": "id"}, ["id"], ["id", "age", "note"])
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "note" in said
+    assert (
+        "DROP TABLE t; CREATE TABLE t USING omnigraph OPTIONS"
+        " (path '/g', `storage.aws_region` 'x', table 'node:Older')"
+    ) in said
