@@ -205,12 +205,15 @@ class PublishOutcomeUnknown(OmnigraphError):
     publish_id: str
     _told = re.compile(r"The outcome of publish (?P<publish_id>\S+) is unknown")
 
-    def __init__(self, publish_id: str, what: str, *, cause: str = "") -> None:
+    def __init__(
+        self, publish_id: str, what: str, *, cause: str = "", of: str = "", hint: str = ""
+    ) -> None:
         super().__init__(
-            f"The outcome of publish {publish_id} is unknown: {what}",
+            f"The outcome of {of or f'publish {publish_id}'} is unknown: {what}",
             expected="an answer from the store",
             found=cause or None,
-            hint=(
+            hint=hint
+            or (
                 "No file was deleted. Before writing again, look whether OmniGraph.for_path(spark,"
                 f" uri).history() has a row with publish_id = '{publish_id}'"
             ),

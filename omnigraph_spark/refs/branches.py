@@ -52,6 +52,7 @@ _CREATOR_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
+@refs.settled("making", "branch", made=True)
 def create_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
     """Make the graph branch `name` at a ref; tables are shared until they are written to.
 
@@ -313,6 +314,7 @@ def _taken(name: str) -> OptionError:
     return OptionError(f"Branch {name} is there already", expected="another name")
 
 
+@refs.settled("deleting", "branch", made=False)
 def delete_branch(storage: Storage, name: str, grace_seconds: float = 10.0) -> None:
     """Delete a graph branch and its table forks; other branches and `main` keep all they have.
 

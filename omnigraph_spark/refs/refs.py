@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, NamedTuple
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from omnigraph_spark.errors import (
     BranchNotFoundError,
+    OmnigraphError,
     OptionError,
+    PublishOutcomeUnknown,
     StorageError,
     VersionNotFoundError,
 )
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 _COMMIT_ID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}\Z")
 _NUMBER = re.compile(r"\d{1,19}\Z")
 _SHOWN = 30
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 _log = logging.getLogger(__name__)
 
@@ -411,3 +415,51 @@ def _from_seconds(seconds: int | None) -> datetime | None:
 
 def _utc(moment: datetime | None) -> datetime | None:
     return None if moment is None else moment.astimezone(timezone.utc).replace(tzinfo=None)
+
+
+def settled(act: str, kind: str, *, made: bool) -> Callable[[_F], _F]:
+    """Let a function that makes or removes a ref deny nothing that it did; a decorator.
+
+    The function takes the storage and the name of the ref, a branch or a tag (`kind`). If it ends
+    in an error of the store, it is looked whether the ref is there. One that is gone is removed:
+    `check` finds what is left of it. One that is there may lack what comes after it: that is an
+    outcome that nobody knows. Otherwise the error stands.
+    """
+
+    def around(function: _F) -> _F:
+        @wraps(function)
+        def call(storage: Storage, name: str, *rest: Any, **more: Any) -> Any:
+            try:
+                return function(storage, name, *rest, **more)
+            except StorageError as error:
+                listed = _is_listed(storage, act, kind, name, error)
+                if made and listed:
+                    raise _unsure(act, kind, name, "it is there", error) from error
+                if made or listed:
+                    raise
+                _log.warning("%s %s is gone; after that: %s", kind, name, error)
+                return None
+
+        return cast(_F, call)
+
+    return around
+
+
+def _is_listed(storage: Storage, act: str, kind: str, name: str, error: StorageError) -> bool:
+    try:
+        found = list_branches(storage) if kind == "branch" else list_tags(storage)
+    except OmnigraphError as second:
+        raise _unsure(act, kind, name, "the store doesn't answer", error) from second
+    return any(one.name == name for one in found)
+
+
+def _unsure(
+    act: str, kind: str, name: str, what: str, error: StorageError
+) -> PublishOutcomeUnknown:
+    return PublishOutcomeUnknown(
+        "",
+        what,
+        cause=type(error).__name__,
+        of=f"{act} {kind} {name}",
+        hint=f"Look whether the {kind} is listed; if it is, it may be deleted, and made again",
+    )

@@ -41,6 +41,7 @@ _OURS = re.compile(r"omnigraph-(?P<tag>.+)-[0-9a-f]{16}-\d+\Z")
 _log = logging.getLogger(__name__)
 
 
+@refs.settled("making", "tag", made=True)
 def create_tag(storage: Storage, name: str, ref: Resolved) -> Tag:
     """Name a graph version; it and the table versions that it pins stay until the tag is deleted.
 
@@ -108,6 +109,7 @@ def _made_at(storage: Storage, name: str) -> datetime | None:
     return next((tag.created_at for tag in refs.list_tags(storage) if tag.name == name), None)
 
 
+@refs.settled("deleting", "tag", made=False)
 def delete_tag(storage: Storage, name: str) -> None:
     """Remove a tag and the protection of its table versions; the versions themselves stay for now.
 

@@ -17,12 +17,14 @@ from omnigraph_spark.maintenance import check as checks
 from omnigraph_spark.maintenance.optimize import create_index, optimize, run_here
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.merge import merging, restore
+from omnigraph_spark.refs import branches, refs, tags
 from omnigraph_spark.schema_changes import properties
+from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import Settings
 from tests.support import merges
-from tests.support.branches import GRACE, ids_at, make
+from tests.support.branches import GRACE, ids_at, make, names
 from tests.support.merges import KNOWS, PERSON, write_rows
 from tests.support.writes import once, plan, stage_rows, write_options
 
@@ -190,3 +192,79 @@ def test_a_commit_that_is_called_again_deletes_no_published_file_when_the_store_
         patch.setattr("omnigraph_spark.manifest.publisher._version_of_publish", fails)
         assert outcome(lambda: commit(planned, staged)) == "done"
     assert "x" in ids_at(graph, PERSON, "b")
+
+
+# --- branches and tags ---------------------------------------------------------------------------
+
+REFS: dict[str, Callable[[Storage], object]] = {
+    "make a branch": lambda s: make(s, "new"),
+    "make a tag": lambda s: tags.create_tag(s, "new", refs.named(s, "main")),
+    "delete a branch": lambda s: branches.delete_branch(s, "b", GRACE),
+    "delete a tag": lambda s: tags.delete_tag(s, "t"),
+}
+
+
+@pytest.mark.parametrize("what", REFS)
+def test_a_ref_that_is_made_or_deleted_is_never_denied(
+    graph: Storage, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The store fails at one call after the other."""
+    tags.create_tag(graph, "t", refs.named(graph, "main"))
+    real, calls = Storage._open, [0]
+
+    def fails(self: Storage, *rest: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == failing:
+            raise StorageError("503 Slow Down (injected)")
+        return real(self, *rest)
+
+    deletes, name = what.startswith("delete"), {"branch": "b", "tag": "t"}[what.split()[-1]]
+    name = name if deletes else "new"
+    monkeypatch.setattr(Storage, "_open", fails)
+    for failing in range(1, 60, 2):
+        calls[0] = 0
+        try:
+            REFS[what](graph)
+            ended = "done"
+        except PublishOutcomeUnknown:
+            ended = "unknown"
+        except StorageError:
+            ended = "failed"
+        reached, calls[0] = calls[0] >= failing, 1000
+        listed = name in [*names(graph), *(tag.name for tag in refs.list_tags(graph))]
+        if ended == "failed":
+            assert listed == deletes, f"call {failing}"
+        if ended == "done":
+            assert listed != deletes, f"call {failing}"
+            if not reached:
+                return
+        _restored(graph, what, listed)
+    raise AssertionError("never done")
+
+
+def _restored(graph: Storage, what: str, listed: bool) -> None:
+    """Take back what an attempt has done."""
+    if what == "make a branch" and listed:
+        branches.delete_branch(graph, "new", GRACE)
+    if what == "make a tag" and listed:
+        tags.delete_tag(graph, "new")
+    if what == "delete a branch" and not listed:
+        make(graph, "b")
+    if what == "delete a tag" and not listed:
+        tags.create_tag(graph, "t", refs.named(graph, "main"))
+
+
+def test_whether_a_branch_was_made_is_unknown_where_the_store_stays_dark(
+    graph: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = branches._clone
+
+    def lost(storage: Storage, location: str, *rest: Any) -> None:
+        real(storage, location, *rest)
+        if location == layout.MANIFEST:
+            go_dark(monkeypatch)
+            storage.get("x")
+
+    monkeypatch.setattr(branches, "_clone", lost)
+    with pytest.raises(PublishOutcomeUnknown, match="making branch new is unknown"):
+        make(graph, "new")
