@@ -11,7 +11,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
@@ -20,6 +20,7 @@ from omnigraph_spark.errors import (
     OmnigraphError,
     OptionError,
     PublishOutcomeUnknown,
+    SchemaMismatchError,
 )
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
@@ -50,7 +51,7 @@ class StagingMethods:
     def _store(self) -> Storage: ...
 
     @abstractmethod
-    def _write_options(self, mode: str, branch: str, given: Mapping[str, str]) -> WriteOptions: ...
+    def _write_options(self, mode: str, branch: str, given: Mapping[str, Any]) -> WriteOptions: ...
 
     def transaction(
         self,
@@ -58,7 +59,7 @@ class StagingMethods:
         *,
         txnAppId: str | None = None,
         txnVersion: int | str | None = None,
-        **write_options: str,
+        **write_options: Any,
     ) -> Transaction:
         """Return a transaction: writes inside its `with` block become one publish at the end.
 
@@ -76,7 +77,7 @@ class StagingMethods:
         return Transaction(cast("OmniGraph", self), branch, write_options)
 
     def stage(
-        self, branch: str = layout.MAIN, *, checks: Sequence[Check] = (), **write_options: str
+        self, branch: str = layout.MAIN, *, checks: Sequence[Check] = (), **write_options: Any
     ) -> Staged:
         """Return a staged graph: write to it, audit it, then publish it or drop it.
 
@@ -90,7 +91,7 @@ class StagingMethods:
 class _Side:
     """A branch on the side: where it is written to and read from; driver only."""
 
-    def __init__(self, graph: OmniGraph, branch: str, write_options: Mapping[str, str]) -> None:
+    def __init__(self, graph: OmniGraph, branch: str, write_options: Mapping[str, Any]) -> None:
         self._graph = graph
         self._given = dict(write_options)
         self.target = branch
@@ -119,7 +120,7 @@ class _Side:
         return self
 
     def write(
-        self, frames: Mapping[str, DataFrame], *, mode: str = "append", **write_options: str
+        self, frames: Mapping[str, DataFrame], *, mode: str = "append", **write_options: Any
     ) -> Committed:
         """Stage table frames; as `OmniGraph.write`, on the side.
 
@@ -194,7 +195,7 @@ class Transaction(_Side):
         return {**super().options, **({"integrity": "off"} if self.skipped else {})}
 
     def write(
-        self, frames: Mapping[str, DataFrame], *, mode: str = "append", **write_options: str
+        self, frames: Mapping[str, DataFrame], *, mode: str = "append", **write_options: Any
     ) -> Committed:
         """Stage table frames; as `OmniGraph.write`, on the side, and nothing where it is `skipped`.
 
@@ -208,6 +209,43 @@ class Transaction(_Side):
             version = head_version(self._graph._store(), self.target)
             return Committed(self.branch, version, skipped=True)
         return super().write(frames, mode=mode, **write_options)
+
+    def apply(self, changes: DataFrame, **write_options: Any) -> None:
+        """Stage what a change feed of any graph tells: of each row the last change counts.
+
+        `changes` has the columns of `OmniGraph.changes`, of whole commits. Tables that the graph
+        lacks are made; properties are not. Runs two writes, and one job before them.
+
+        Raises:
+            SchemaMismatchError: a table lacks a property, or the frame isn't a change feed.
+            OmnigraphError: as `OmniGraph.write`.
+        """
+        from omnigraph_spark.spark import frames
+
+        if self.skipped:
+            return
+        known = frames.definitions(changes.schema)
+        if known is None or "_change_type" not in changes.columns:
+            raise SchemaMismatchError(
+                "The frame isn't a change feed, or has lost what _table says of its tables",
+                expected="a frame of OmniGraph.changes, or of readStream with readChangeFeed",
+                found=", ".join(changes.columns)[:300],
+            )
+        last = frames.last_changes(changes).persist()
+        try:
+            written, gone = frames.split_changes(last)
+            if written:
+                names = {key.partition(":")[2] for key in written}
+                ends = {n: f"{n}: {a} -> {b}" for n, (a, b) in known.endpoints.items()}
+                keys = {n: f"{n}: {key}" for n, key in known.keys.items()}
+                for option, texts in (("endpoints", ends), ("keys", keys)):
+                    text = ", ".join(texts[name] for name in sorted(names & {*texts}))
+                    write_options = {option: text, **write_options} if text else write_options
+                self.write(written, mode="merge", **write_options)
+            if gone:
+                self.write(gone, mode="delete")
+        finally:
+            last.unpersist()
 
     def __enter__(self) -> Transaction:
         """Begin; a batch that was published before is known here already, as `skipped`."""
@@ -277,7 +315,7 @@ class Staged(_Side):
         graph: OmniGraph,
         branch: str,
         checks: Sequence[Check],
-        write_options: Mapping[str, str],
+        write_options: Mapping[str, Any],
     ) -> None:
         super().__init__(graph, branch, write_options)
         self._checks = checks

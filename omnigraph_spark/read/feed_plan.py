@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _KEEP_ROWS = frozenset({"optimize", "index", "alter"})
 """Modes of our own publishes that leave every row of a table as it was."""
 _SAMPLES_PER_RANGE = 32
+_MOST_SIDES = 128
 _ROW_BYTES = 64
 
 
@@ -81,9 +82,14 @@ class Planner:
 
     def _side(self, entry: TableEntry) -> _Side:
         key = (entry.location, entry.table_branch, entry.table_version)
-        if key not in self._sides:
-            self._sides[key] = _Side.of(self.storage, entry)
-        return self._sides[key]
+        side = self._sides.pop(key, None) or _Side.of(self.storage, entry)
+        self._sides[key] = side
+        return side
+
+    def forget_old(self) -> None:
+        """Close the table versions that weren't asked for lately: for a planner that lives long."""
+        for key in [*self._sides][:-_MOST_SIDES]:
+            del self._sides[key]
 
     def appended(self, change: Change) -> list[Sized] | None:
         """Return what reads the rows that a publish added to a table, None if it did more than add.
@@ -187,11 +193,12 @@ class _Side:
 
 def _fragment(metadata: Any) -> _Fragment:
     """Return what a fragment holds: two of the same content, in any two versions, are the same."""
-    plain = metadata.to_json()
+    # Not all of it goes through JSON: row ids and versions of rows cost ten times the rest.
+    gone = metadata.deletion_file
     content = [
-        [[one["path"], one["fields"]] for one in plain["files"]],
-        plain.get("deletion_file"),
-        plain.get("overlays"),
+        [[one.path, list(one.fields)] for one in metadata.files],
+        None if gone is None else gone.asdict(),
+        metadata.to_json()["overlays"] if getattr(metadata, "overlays", None) else None,
     ]
     size = sum(file.file_size_bytes or 0 for file in metadata.files)
     return _Fragment(

@@ -84,6 +84,10 @@ class StreamPlan:
     _first: tuple[int, Planner, list[tuple[Change, int, int, int]]] | None = field(default=None)
     _known: tuple[int, list[Commit]] | None = field(default=None)
 
+    def __post_init__(self) -> None:
+        # What a batch ends with the next one begins with: opened once.
+        self.planner = Planner(self.storage, self.asked.read.max_partition_bytes)
+
     @property
     def branch(self) -> str:
         """The graph branch that is followed."""
@@ -166,9 +170,9 @@ class StreamPlan:
                 return found
             start = replace(start, rows=None)
         start = self._readable(start, line)
-        planner = Planner(self.storage, self.asked.read.max_partition_bytes)
+        self.planner.forget_old()
         for _, group in groupby(self._between(start, end, line), key=lambda one: one.version):
-            found += self._of_publish(planner, [*group])
+            found += self._of_publish(self.planner, [*group])
         return found
 
     # --- the first snapshot ----------------------------------------------------------------------
@@ -280,7 +284,7 @@ class StreamPlan:
     ) -> int:
         """Return how many of the next commits fit into `maxRowsPerTrigger`; one at least."""
         most = self.asked.max_rows or 0
-        planner = Planner(self.storage, self.asked.read.max_partition_bytes)
+        planner = self.planner
         rows = 0
         for at in range(0, len(inside), _LOOKED_AT):
             some = inside[at : at + _LOOKED_AT]

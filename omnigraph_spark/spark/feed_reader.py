@@ -32,12 +32,13 @@ from omnigraph_spark.read.feed_plan import Partition, Piece, Planner
 from omnigraph_spark.read.plan import Scan, fragments_of, opened
 from omnigraph_spark.refs.changes import Change, Feed
 from omnigraph_spark.spark import frames, spark_types
-from omnigraph_spark.spark.frame_schema import table_struct
+from omnigraph_spark.spark.frame_schema import ends_and_keys, table_struct
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
     from omnigraph_spark.manifest.snapshot import Snapshot
+    from omnigraph_spark.schema import EngineSchema
     from omnigraph_spark.storage.store import Storage
 
 
@@ -74,15 +75,19 @@ def feed_tables(storage: Storage, feed: Feed, max_bytes: int) -> dict[str, Struc
     return tables
 
 
-def feed_schema(tables: Mapping[str, StructType], alone: bool = False) -> StructType:
+def feed_schema(
+    tables: Mapping[str, StructType], alone: bool = False, engine: EngineSchema | None = None
+) -> StructType:
     """Return the columns of a feed over tables; `alone`: of one table, asked for by its name.
+
+    `_table` carries the tables' definitions, those of `engine` included.
 
     Raises:
         SchemaMismatchError: names that a whole-graph frame can't have.
     """
-    wide = frames.whole_graph_schema(tables, alone=alone)
+    wide = frames.whole_graph_schema(tables, *ends_and_keys(engine), alone=alone)
     rest = [StructField(f.name, f.dataType, True) for f in wide.fields if f.name != TABLE]
-    return StructType([*LEADING.fields, *rest])
+    return StructType([wide[TABLE], *LEADING.fields[1:], *rest])
 
 
 class FeedPartition(InputPartition):

@@ -181,7 +181,7 @@ class _Frame:
             for key, schema in schemas.items()
         }
         if whole_graph:
-            self.schema = frames.whole_graph_schema(tables, *_ends_and_keys(engine), empty=empty)
+            self.schema = frames.whole_graph_schema(tables, *ends_and_keys(engine), empty=empty)
             owners = frames.ownership(self.schema, tables)
         else:
             self.schema = next(iter(tables.values()))
@@ -272,7 +272,7 @@ def table_struct(
     )
 
 
-def _ends_and_keys(
+def ends_and_keys(
     engine: EngineSchema | None,
 ) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
     """Return the ends of the edge types and the keys of the node types."""

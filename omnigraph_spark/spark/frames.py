@@ -434,3 +434,38 @@ def unpack(frame: DataFrame) -> dict[str, DataFrame]:
         ]
         parts[key] = frame.where(_column(frame, TABLE) == sf.lit(key)).select(*columns)
     return parts
+
+
+def last_changes(changes: DataFrame) -> DataFrame:
+    """Return the last change of each row of a change feed, as the feed has it; nothing is run."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as sf
+
+    newest = Window.partitionBy(TABLE, "id").orderBy(sf.col("_commit_version").desc())
+    return (
+        changes.where("_change_type <> 'update_preimage'")
+        .withColumn("_nth", sf.row_number().over(newest))
+        .where("_nth = 1")
+        .drop("_nth")
+    )
+
+
+def split_changes(last: DataFrame) -> tuple[dict[str, DataFrame], dict[str, DataFrame]]:
+    """Return the rows that there are in the end, and the ids that aren't, by table; one job.
+
+    Raises:
+        SchemaMismatchError: the frame has lost its definitions.
+    """
+    from pyspark.sql import functions as sf
+
+    is_gone = sf.col("_change_type") == "delete"
+    found = last.select(TABLE, is_gone.alias("gone")).distinct().collect()
+    rows = unpack(last.where(~is_gone))
+    written = {row[TABLE]: rows[row[TABLE]] for row in found if not row["gone"]}
+    ids = last.where(is_gone)
+    gone = {
+        row[TABLE]: ids.where(sf.col(TABLE) == row[TABLE]).select("id")
+        for row in found
+        if row["gone"]
+    }
+    return written, gone

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from omnigraph_spark import options
+from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import (
     GraphNotFoundError,
     OptionError,
@@ -61,7 +62,11 @@ class Load:
         from omnigraph_spark.spark import feed_reader, frame_schema
 
         if self.span is not None:
-            return feed_reader.feed_schema(self._feed(self.span)[1], self.options.table is not None)
+            alone, engine = (
+                self.options.table is not None,
+                engine_schema.read_if_sound(self.storage),
+            )
+            return feed_reader.feed_schema(self._feed(self.span)[1], alone, engine)
         if self.options.metadata is not None:
             return feed_reader.metadata_schema(self.options.metadata)
         schema, self.table_schemas = frame_schema.read_schema(

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from omnigraph_spark import _faults
+from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import SchemaMismatchError, UnsupportedError
 from omnigraph_spark.manifest.snapshot import Snapshot, load
 from omnigraph_spark.options import Parsed, StreamOptions
@@ -104,7 +105,8 @@ class StreamLoad:
             OmnigraphError: no such table or column, or types that Spark doesn't have.
         """
         if self.asked.change_feed:
-            return feed_schema(self.tables(), self.table is not None)
+            engine = engine_schema.read_if_sound(self.storage)
+            return feed_schema(self.tables(), self.table is not None, engine)
         return frame_schema.read_schema(self.storage, self.snapshot, self.asked.read)[0]
 
 
@@ -208,9 +210,9 @@ class OmnigraphStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             SchemaMismatchError: a table's columns changed while the query was running.
             StorageError: the store failed.
         """
-        asked = self._load.asked
-        found = self._planned().changes(Position.of(start), Position.of(end))
-        planner = Planner(self._load.storage, asked.read.max_partition_bytes)
+        plan = self._planned()
+        found = plan.changes(Position.of(start), Position.of(end))
+        planner = plan.planner
         owned = self._owned(planner, [change for change, _ in found])
         pieces: list[Sized] = []
         where: dict[tuple[str, int], str] = {}
