@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from omnigraph_spark import options
 from omnigraph_spark.api.maintenance import MaintenanceMethods
@@ -272,14 +272,35 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
         names = _view_names(prefix, [row.table_key for row in keys])
         return catalog.create_tables(self.spark, self.uri, given, database, names)
 
-    def check(self) -> list[Finding]:
+    @overload
+    def check(
+        self, *, integrity: Literal[False] = False, branch: str = layout.MAIN
+    ) -> list[Finding]: ...
+
+    @overload
+    def check(self, *, integrity: Literal[True], branch: str = layout.MAIN) -> DataFrame: ...
+
+    def check(
+        self, *, integrity: bool = False, branch: str = layout.MAIN
+    ) -> list[Finding] | DataFrame:
         """Return what dead writers, a move or damage left wrong with the graph; writes nothing.
 
-        An empty list is a sound graph. A writer that is at work right now shows too.
+        Runs on the driver and looks at the files and metadata of all branches. An empty list is a
+        sound graph. A writer that is at work right now shows too.
+
+        With `integrity=True` it returns a frame instead, which looks with Spark at the rows of
+        `branch`, pinned now: doubled ids, edges without ends, values and numbers of edges that
+        break a rule of the schema. Columns: `table_key`, `rule`, `column`, `count` (rows) and
+        `samples` (at most ten values); no row is a sound graph.
 
         Raises:
-            GraphNotFoundError, StorageError: no graph is there, or the store failed.
+            GraphNotFoundError, BranchNotFoundError, StorageError: as the names say.
+            CorruptManifestError, UnsupportedError: (`integrity`) rules that can't be read.
         """
+        if integrity:
+            from omnigraph_spark.maintenance import integrity_check
+
+            return integrity_check.integrity(self, self._store(), branch)
         from omnigraph_spark.maintenance.check import check
 
         return check(self._store())

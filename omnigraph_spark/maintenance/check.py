@@ -16,9 +16,10 @@ from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import OmnigraphError, VersionNotFoundError
 from omnigraph_spark.history import runs
 from omnigraph_spark.maintenance import logs, moved
-from omnigraph_spark.manifest import crash_records, migrations
+from omnigraph_spark.manifest import crash_records, known_types, migrations
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load, open_main
-from omnigraph_spark.refs import refs
+from omnigraph_spark.refs import property_files, refs
+from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.storage import layout, store
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.storage.store import Storage
@@ -42,6 +43,7 @@ HALF_BRANCH = "half_branch"
 MISSING_VERSION = "missing_version"
 SCHEMA_FILES = "schema_files"
 UNKNOWN_TYPE = "unknown_type"
+FORGOTTEN_PROPERTY = "forgotten_property"
 MISSING_LINEAGE = "missing_lineage"
 RUNNING_RUN = "running_run"
 STAGING = "staging"
@@ -147,23 +149,55 @@ def _records(storage: Storage) -> Iterator[Finding]:
 
 
 def _schema(storage: Storage) -> Iterator[Finding]:
-    if not engine_schema.agree(storage):
+    snapshots = [one for one in map(partial(_loaded, storage), _names(storage)) if one is not None]
+    tables, types = any(s.tables for s in snapshots), any(s.types for s in snapshots)
+    what = engine_schema.damage(storage, tables, types)
+    if what is not None:
+        yield Finding(
+            SCHEMA_FILES,
+            layout.SCHEMA_PG,
+            f"It {what}: the rules of the graph can't be told from it, and writers are refused",
+            types or engine_schema.read_ir(storage) is not None,
+        )
+    elif not engine_schema.agree(storage):
         yield Finding(
             SCHEMA_FILES,
             layout.SCHEMA_PG,
             "The JSON files beside it are missing or say something else; the engine opens nothing",
             True,
         )
-    schema = engine_schema.read(storage)
-    for _, head in refs.readable(storage):
-        for key in head.tables:
-            if schema is None or schema.of_table(key) is None:
+    files = engine_schema.read(storage) or EngineSchema()
+    for snapshot in snapshots:
+        _, lost = known_types.filled(storage, files, snapshot)
+        for key in snapshot.tables:
+            if files.of_table(key) is None:
                 yield Finding(
                     UNKNOWN_TYPE,
                     key,
                     "No schema file declares it: the engine's export fails",
-                    False,
+                    lost.of_table(key) is not None,
                 )
+        for key, one in property_files.forgotten(storage, snapshot).items():
+            for name in sorted(p.name for p in one.properties):
+                yield Finding(
+                    FORGOTTEN_PROPERTY,
+                    f"{key}.{name}",
+                    "The schema files name neither the column nor its rules, which __manifest knows"
+                    ": a change of the table's properties died, or is going on",
+                    True,
+                )
+
+
+def _names(storage: Storage) -> list[str]:
+    return [branch.name for branch in refs.list_branches(storage)]
+
+
+def _loaded(storage: Storage, branch: str) -> Snapshot | None:
+    """Return a branch's snapshot; None for one that can't be read, which its own step tells."""
+    try:
+        return known_types.load_with_types(storage, branch)
+    except OmnigraphError:
+        return None
 
 
 def running_runs(storage: Storage) -> Iterator[Finding]:
@@ -309,10 +343,7 @@ def _table(storage: Storage, snapshot: Snapshot, entry: TableEntry) -> Iterator[
         with translated(f"Counting the rows of {key}"):
             rows = int(there.count_rows())
         if rows != entry.row_count:
-            what = (
-                f"Version {entry.table_version} has {rows} rows, __manifest says {entry.row_count}"
-            )
-            yield Finding(WRONG_ROW_COUNT, key, what, False, branch)
+            yield _wrong_count(entry, rows, branch)
         if head.version > entry.table_version and not is_clean(head, entry.table_version):
             yield Finding(
                 UNPUBLISHED_HEAD,
@@ -326,3 +357,8 @@ def _table(storage: Storage, snapshot: Snapshot, entry: TableEntry) -> Iterator[
             yield _deletes_versions(key, branch)
     except OmnigraphError as error:
         yield Finding(UNREADABLE, key, str(error), False, branch)
+
+
+def _wrong_count(entry: TableEntry, rows: int, branch: str) -> Finding:
+    what = f"Version {entry.table_version} has {rows} rows, __manifest says {entry.row_count}"
+    return Finding(WRONG_ROW_COUNT, entry.table_key, what, False, branch)

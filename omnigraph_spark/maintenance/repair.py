@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from omnigraph_spark import schema
 from omnigraph_spark.errors import BranchNotFoundError, CommitTimeoutError
 from omnigraph_spark.history import runs
 from omnigraph_spark.maintenance import check as checks
@@ -24,7 +23,7 @@ from omnigraph_spark.manifest.crash_records import Heartbeat
 from omnigraph_spark.manifest.publisher import has_publish
 from omnigraph_spark.manifest.snapshot import load, open_main, open_manifest, read_rows
 from omnigraph_spark.manifest.writable import open_for_writing
-from omnigraph_spark.refs import branches, forks, refs
+from omnigraph_spark.refs import branches, forks, property_files, refs
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
@@ -79,7 +78,9 @@ def repair(storage: Storage, dry_run: bool = True, grace_seconds: float = 10.0) 
 
 
 _WHAT = {
-    checks.SCHEMA_FILES: "make the JSON files again from _schema.pg",
+    checks.SCHEMA_FILES: "make _schema.pg whole from the IR, and the JSON files again from it",
+    checks.UNKNOWN_TYPE: "declare the type again, as __manifest or the IR knows it",
+    checks.FORGOTTEN_PROPERTY: "name the property and its rules again, as __manifest knows them",
     checks.MOVED_BRANCH: "point its version manifests at where the graph is now",
     checks.LEFTOVER_FORK: "remove the fork",
     checks.HALF_BRANCH: "delete the branch",
@@ -103,8 +104,8 @@ def _repair(storage: Storage, found: list[Finding], grace_seconds: float) -> Non
     def those(*kinds: str) -> list[Finding]:
         return [one for kind in kinds for one in by_kind.get(kind, [])]
 
-    if those(checks.SCHEMA_FILES):
-        schema.repair(storage)
+    if those(checks.SCHEMA_FILES, checks.UNKNOWN_TYPE, checks.FORGOTTEN_PROPERTY):
+        property_files.put_back(storage)
     for one in those(checks.MOVED_BRANCH):
         moved.point_here(storage, one.place, one.branch)
     for one in those(checks.HALF_BRANCH):

@@ -57,7 +57,8 @@ class Snapshot:
     """All tables of a graph branch at one graph version; plain data, picklable.
 
     `locations` has every table that ever had a row, `floors` the highest version or tombstone of
-    each: what is published next must be above it.
+    each: what is published next must be above it. `types` are filled by `known_types` alone, for
+    those who need them.
     """
 
     branch: str
@@ -65,6 +66,7 @@ class Snapshot:
     tables: Mapping[str, TableEntry]
     locations: Mapping[str, str]
     floors: Mapping[str, int]
+    types: Mapping[str, str] = field(default_factory=dict)
 
     def entry(self, key: str) -> TableEntry:
         """Return a table's entry.
@@ -118,8 +120,8 @@ def fold(rows: pa.Table, branch: str, graph_version: int) -> Snapshot:
     rows = _once(rows if pc.all(known).as_py() else rows.filter(known))
     kinds = rows["object_type"]
     locations = _locations(rows.filter(pc.equal(kinds, TABLE)))
-    highest = _highest(rows, VERSION)
-    tombstones = _highest(rows, TOMBSTONE)
+    highest = highest_of(rows, VERSION)
+    tombstones = highest_of(rows, TOMBSTONE)
     tables: dict[str, TableEntry] = {}
     # A damaged graph may lack a table's own row; where it lies follows from its name, and the next
     # publish writes the row again, as its guard (PROTOCOL 8).
@@ -173,7 +175,7 @@ def _locations(rows: pa.Table) -> dict[str, str]:
     return locations
 
 
-def _highest(rows: pa.Table, kind: str) -> dict[str, int]:
+def highest_of(rows: pa.Table, kind: str) -> dict[str, int]:
     """Return the highest `table_version` per table key of the version or the tombstone rows."""
     # Of many rows few are looked at whole: what is superseded is told by these two columns alone.
     numbers = rows.select(["table_key", "table_version"]).filter(

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
     OptionError,
@@ -25,6 +24,7 @@ from omnigraph_spark.errors import (
     UnsupportedError,
 )
 from omnigraph_spark.history.commits import Commit
+from omnigraph_spark.manifest import known_types
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load
 from omnigraph_spark.merge import edges
 from omnigraph_spark.merge.edges import After
@@ -33,7 +33,7 @@ from omnigraph_spark.merge.tables import Outcome, Runner, TableMerge
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.refs import refs
 from omnigraph_spark.refs.merge_base import head_commit, merge_bases
-from omnigraph_spark.schema.model import EdgeType, EngineSchema, NodeType
+from omnigraph_spark.schema.model import EdgeType, NodeType
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.progress import Progress
 from omnigraph_spark.storage.relocation import open_for_reading
@@ -63,7 +63,7 @@ class Sides:
     @classmethod
     def of(cls, storage: Storage, source: str, into: str) -> Sides:
         """Load the heads of two branches and their newest common commits."""
-        theirs, ours = load(storage, source), load(storage, into)
+        theirs, ours = (known_types.load_with_types(storage, one) for one in (source, into))
         heads = head_commit(storage, theirs), head_commit(storage, ours)
         common = merge_bases(storage, *heads)
         bases = tuple(load(storage, one.branch, one.manifest_version) for one in common)
@@ -178,7 +178,8 @@ def prepare(
         key for key, one in outcomes.items() if one.is_written() or sides_create(sides, key)
     )
     dropped = tuple(work.dropped)
-    schema = engine_schema.read(storage) or EngineSchema()
+    schema = known_types.known(storage, sides.target).schema
+    schema = schema.with_types(known_types.known(storage, sides.source).schema)
     after = After(storage, sides.target, set(written), set(dropped), runner.facts)
     loose = edges.orphans(schema, after)
     progress.step("edge ends are checked")
@@ -256,7 +257,9 @@ class _Work:
         sides = self.sides.of_table(key)
         source, target = sides[SOURCE], sides[TARGET]
         if source is not None and target is not None:
-            check_columns(self.storage, source, target)
+            base = next((sides[name] for name in self._bases() if sides[name] is not None), None)
+            branches = (self.sides.source.branch, self.sides.target.branch)
+            check_columns(self.storage, base, source, target, branches)
         self.merges.append(TableMerge.planned(self.storage, key, sides, self._bases(), resolution))
 
     def _bases(self) -> list[str]:
@@ -275,16 +278,24 @@ class _Work:
         return not outcome.is_written() and not outcome.conflicts
 
 
-def check_columns(storage: Storage, source: TableEntry, target: TableEntry) -> None:
+def check_columns(
+    storage: Storage,
+    base: TableEntry | None,
+    source: TableEntry,
+    target: TableEntry,
+    branches: tuple[str, str],
+) -> None:
     """Refuse to merge tables whose columns differ: values would be lost.
+
+    `branches` are the names of source and target; the error says what makes them alike.
 
     Raises:
         SchemaMismatchError: names a column that differs.
         StorageError: a table version can't be opened.
     """
-    theirs, ours = (
-        {field.name: _plain(field.type) for field in _schema(storage, entry)}
-        for entry in (source, target)
+    before, theirs, ours = (
+        {} if entry is None else {f.name: _plain(f.type) for f in _schema(storage, entry)}
+        for entry in (base, source, target)
     )
     for name in sorted({*ours, *theirs}):
         if ours.get(name) != theirs.get(name):
@@ -293,13 +304,30 @@ def check_columns(storage: Storage, source: TableEntry, target: TableEntry) -> N
                 "merged",
                 expected=ours.get(name, "no such column"),
                 found=theirs.get(name, "no such column"),
-                hint=f"Call add_property({target.table_key!r}, {name!r}, …) on the branch that"
-                " lacks it, then merge"
-                if name not in ours or name not in theirs
-                else "Drop or rename the property on one of the branches, then merge",
+                hint=_alike(target.table_key, name, (before, theirs, ours), branches),
                 table_key=target.table_key,
                 column=name,
             )
+
+
+def _alike(
+    key: str, name: str, columns: Sequence[Mapping[str, str]], branches: tuple[str, str]
+) -> str:
+    """Return the call that makes a column the same on both branches, where one call does."""
+    before, theirs, ours = columns
+    if name in theirs and name in ours:
+        return "Rename one of the two with rename_property, then merge again"
+    source, target = branches
+    changed, other = (source, target) if name in ours else (target, source)
+    if name in before:  # dropped, or renamed: `other` has it still
+        return (
+            f"It was dropped or renamed on {changed}: call drop_property({key!r}, {name!r}, "
+            f"branch={other!r}), or rename_property, then merge again"
+        )
+    return (
+        f"It was added on {other}: call add_property({key!r}, {name!r}, …, branch={changed!r}), "
+        "then merge again"
+    )
 
 
 def _schema(storage: Storage, entry: TableEntry) -> pa.Schema:
@@ -358,7 +386,7 @@ def _planned(prepared: Prepared, options: WriteOptions) -> WritePlan:
 
 def _definitions(storage: Storage, sides: Sides, keys: Sequence[str]) -> dict[str, NewTable]:
     """Return what is needed to create the tables that only the source has."""
-    known = engine_schema.read(storage) or EngineSchema()
+    known = known_types.known(storage, sides.source).schema
     found = {}
     for key in keys:
         if key in sides.target.tables:

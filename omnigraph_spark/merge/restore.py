@@ -9,7 +9,7 @@ does (`write.commit`), against exactly the snapshot that the restore was planned
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,16 +17,18 @@ import pyarrow as pa
 
 from omnigraph_spark.arrow import to_table
 from omnigraph_spark.errors import VersionNotFoundError
-from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load, open_main
+from omnigraph_spark.manifest import known_types
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, open_main
 from omnigraph_spark.manifest.writable import branch_identifier
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.refs import forks, property_files, refs
+from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.storage.relocation import open_for_reading
 from omnigraph_spark.storage.store import Storage
-from omnigraph_spark.write.commit.commit import Committed, commit
+from omnigraph_spark.write.commit.commit import Committed, commit, remember_types
 from omnigraph_spark.write.plan import (
     CREATE,
     OVERWRITE,
@@ -67,11 +69,25 @@ def restore(storage: Storage, options: WriteOptions, version: str) -> Committed:
         StorageError: the store failed; nothing was published.
     """
     ref = refs.on_lineage(storage, options.branch, version)
-    planned = plan_restore(storage, options, load(storage, *ref))
+    old = known_types.load_with_types(storage, *ref)
+    planned = plan_restore(storage, options, old)
+    losing = property_files.without_columns(storage, _columns(planned.write))
+    asked = remember_types(storage, options, losing) if losing else None
+    if asked is not None:
+        planned = plan_restore(storage, asked, old)
     staged = stage(planned.write, _rows(storage, planned)) if planned.copied else []
-    columns = {key: target.schema for key, target in planned.write.targets.items()}
-    with property_files.in_step(storage, columns):
+    with property_files.in_step(storage, _columns(planned.write), planned.write.types):
         return commit(planned.write, staged)
+
+
+def _columns(write: WritePlan) -> dict[str, pa.Schema]:
+    return {key: target.schema for key, target in write.targets.items()}
+
+
+def _types(old: Snapshot, keys: Iterable[str]) -> EngineSchema:
+    """Return the types that tables had, where `__manifest` knows them."""
+    found = [known_types.remembered(old, key) for key in keys]
+    return EngineSchema.of(one for one in found if one is not None)
 
 
 def plan_restore(storage: Storage, options: WriteOptions, old: Snapshot) -> RestorePlan:
@@ -105,6 +121,7 @@ def plan_restore(storage: Storage, options: WriteOptions, old: Snapshot) -> Rest
         else branch_identifier(open_main(storage), options.branch),
         dropped=tuple(sorted(set(now.tables) - set(old.tables))),
         settings=Settings.of(options),
+        types=_types(old, ways),
     )
     copied = {key: old.tables[key] for key, way in ways.items() if way.restore_to is None}
     return RestorePlan(write, copied)

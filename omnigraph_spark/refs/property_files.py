@@ -4,7 +4,8 @@ There is one schema for all branches, and the engine takes a property of it that
 lacks for damage, while it ignores a column that the schema doesn't name (FACTS 47). So a property
 is named only once the newest version of the table on every branch has its column: after the publish
 that adds it, and no longer from before the publish that drops it. A write that dies in between
-leaves a column that the engine doesn't see, and nothing else.
+leaves a column that the engine doesn't see, and nothing else: its rules are in `__manifest` too
+(`manifest/known_types.py`), writes hold to them, and `repair` puts them back.
 """
 
 from __future__ import annotations
@@ -18,15 +19,20 @@ import pyarrow as pa
 
 from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import OmnigraphError, PublishOutcomeUnknown
+from omnigraph_spark.manifest import known_types
+from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.refs import refs
 from omnigraph_spark.schema import edits
 from omnigraph_spark.schema.model import (
     SYSTEM_COLUMNS,
     Constraint,
+    EdgeType,
     EngineSchema,
     LeftOut,
+    NodeType,
     Property,
     engine_type_of,
+    reshaped,
 )
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.relocation import open_for_reading
@@ -107,22 +113,21 @@ def _is_named(schema: EngineSchema, table_key: str, one: Property) -> bool:
 
 
 @contextlib.contextmanager
-def in_step(storage: Storage, schemas: Mapping[str, pa.Schema]) -> Iterator[None]:
+def in_step(
+    storage: Storage, schemas: Mapping[str, pa.Schema], types: EngineSchema
+) -> Iterator[None]:
     """Let a publish give tables other columns: `schemas` are what they have after it.
 
-    Properties without a column leave the schema files before, and come back if the publish fails;
+    `types` are those of the tables after it, with their rules, where they are known. Properties
+    without a column leave the schema files before, and come back if the publish fails;
     columns that they don't name are named after it, by what their types tell.
 
     Raises:
         CorruptManifestError, UnsupportedError, StorageError: as `forget`; what comes after the
             publish is only logged.
     """
-    known = engine_schema.read(storage) or EngineSchema()
-    forgotten = {}
-    for key, schema in schemas.items():
-        there = known.of_table(key)
-        names = {one.name for one in there.properties} if there is not None else set()
-        forgotten[key] = forget(storage, key, frozenset(names - set(schema.names)))
+    lost = without_columns(storage, schemas)
+    forgotten = {key: forget(storage, key, names) for key, names in lost.items()}
     try:
         yield
     except PublishOutcomeUnknown:
@@ -130,8 +135,56 @@ def in_step(storage: Storage, schemas: Mapping[str, pa.Schema]) -> Iterator[None
     except OmnigraphError:
         quietly_name(storage, forgotten)
         raise
-    found = {key: Forgotten(_told(key, schema)) for key, schema in schemas.items()}
-    quietly_name(storage, found)
+    quietly_name(storage, {k: _whole(k, schema, types) for k, schema in schemas.items()})
+
+
+def without_columns(
+    storage: Storage, schemas: Mapping[str, pa.Schema]
+) -> dict[str, frozenset[str]]:
+    """Return, by table, the properties in the schema files that have no column among `schemas`.
+
+    Raises:
+        CorruptManifestError, StorageError: the files can't be read.
+    """
+    known = engine_schema.read(storage) or EngineSchema()
+    found = {}
+    for key, schema in schemas.items():
+        there = known.of_table(key)
+        names = {one.name for one in there.properties} if there is not None else set()
+        if names - set(schema.names):
+            found[key] = frozenset(names - set(schema.names))
+    return found
+
+
+def _whole(key: str, schema: pa.Schema, types: EngineSchema) -> Forgotten:
+    """Return a table's columns as properties, with the rules of its type."""
+    told, known = _told(key, schema), types.of_table(key)
+    if known is None:
+        return Forgotten(told)
+    named = {one.name: one for one in known.properties}
+    return Forgotten(tuple(named.get(one.name, one) for one in told), known.rules)
+
+
+def forgotten(storage: Storage, snapshot: Snapshot) -> dict[str, Forgotten]:
+    """Return what the schema files don't name of a snapshot's tables and `__manifest` knows.
+
+    Only what the files may name: what a table has on every branch.
+
+    Raises:
+        CorruptManifestError, StorageError: the files can't be read, or the store failed.
+    """
+    files = engine_schema.read(storage) or EngineSchema()
+    whole, _ = known_types.filled(storage, files, snapshot)
+    found = {}
+    for key in snapshot.tables:
+        there, one = files.of_table(key), whole.of_table(key)
+        if there is None or one is None or one is there:
+            continue
+        known = {p.name for p in there.properties}
+        new = _everywhere(storage, key, tuple(p for p in one.properties if p.name not in known))
+        if new:
+            found[key] = Forgotten(new, one.rules)
+    return found
 
 
 def _told(table_key: str, schema: pa.Schema) -> tuple[Property, ...]:
@@ -154,6 +207,43 @@ def quietly_name(storage: Storage, what: Mapping[str, Forgotten]) -> None:
         name_added(storage, properties, {key: one.rules for key, one in what.items()})
     except OmnigraphError as error:
         _log.warning("The schema files don't name all columns of %s: %s", ", ".join(what), error)
+
+
+def put_back(storage: Storage) -> None:
+    """Make the schema files whole: from each other, and from what `__manifest` knows of branches.
+
+    Raises:
+        CorruptManifestError, UnsupportedError: the files can't be changed by this version.
+        StorageError: the store failed.
+    """
+    snapshots = []
+    for branch in refs.list_branches(storage):
+        try:
+            snapshots.append(known_types.load_with_types(storage, branch.name))
+        except OmnigraphError as error:
+            _log.warning("Branch %s is left out of the schema files: %s", branch.name, error)
+    files = engine_schema.read(storage) or EngineSchema()
+    lost: dict[str, NodeType | EdgeType] = {}
+    for snapshot in snapshots:
+        for one in known_types.filled(storage, files, snapshot)[1].types():
+            lost.setdefault(one.table_key, one)
+    types = [
+        reshaped(one, {p.name: None for p in _not_everywhere(storage, one)})
+        for one in lost.values()
+    ]
+    engine_schema.repair(storage, EngineSchema.of(types))
+    for snapshot in snapshots:
+        found = forgotten(storage, snapshot)
+        name_added(
+            storage,
+            {key: one.properties for key, one in found.items()},
+            {key: one.rules for key, one in found.items()},
+        )
+
+
+def _not_everywhere(storage: Storage, one: NodeType | EdgeType) -> list[Property]:
+    everywhere = _everywhere(storage, one.table_key, one.properties)
+    return [p for p in one.properties if p not in everywhere]
 
 
 def _everywhere(

@@ -3,7 +3,9 @@
 `_schema.pg` is the truth, the two JSON files are made from it. So it is written first and the state
 file, which vouches for the IR, last. A crash between leaves a graph that we read and write as
 usual, since we go by `_schema.pg`, and that the engine refuses until the next `add_types` or
-`repair` has made the JSON files again (DESIGN 5, "Schema files"). All functions run on the driver.
+`repair` has made the JSON files again (DESIGN 5, "Schema files"). A `_schema.pg` that is missing,
+empty or cut off is damage: writers refuse it, and nobody makes the JSON files from it. All
+functions run on the driver.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from omnigraph_spark.errors import (
     CorruptManifestError,
@@ -31,7 +33,7 @@ from omnigraph_spark.schema.model import (
     describe,
     same_definition,
 )
-from omnigraph_spark.schema.pg import parse_pg, render_pg
+from omnigraph_spark.schema.pg import is_cut, parse_pg, render_pg, render_schema
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 
@@ -40,26 +42,107 @@ _ATTEMPTS = 20
 _MAX_PAUSE_SECONDS = 0.2
 
 
-def read(storage: Storage) -> EngineSchema | None:
-    """Return the graph's schema, None where it has no `_schema.pg`; changes nothing.
+@dataclass(frozen=True)
+class Found:
+    """What a writer found in the schema files: the types, and the text of `_schema.pg`."""
 
-    Goes by `_schema.pg`. If that holds something that this version can't read, and the JSON files
-    vouch for each other, they tell instead.
+    schema: EngineSchema
+    text: str | None
+
+
+def read(storage: Storage) -> EngineSchema | None:
+    """Return the graph's schema for a reader, None where it has no schema files; changes nothing.
+
+    Goes by `_schema.pg`. If that is missing or empty, or holds something that this version can't
+    read, and the JSON files vouch for each other, they tell instead.
 
     Raises:
         CorruptManifestError: no file tells.
         StorageError: the store failed.
     """
     text = _text(storage, layout.SCHEMA_PG)
+    try:
+        found = None if text is None else parse_pg(text)
+    except CorruptManifestError:
+        told = read_ir(storage)
+        if told is None:
+            raise
+        return told
+    if found is None or not found.types():
+        return read_ir(storage) or found
+    return found
+
+
+def read_for_writing(storage: Storage, has_tables: bool, is_described: bool) -> Found:
+    """Return the schema for a writer, who must not take lost rules for none; changes nothing.
+
+    `has_tables` says whether the graph has tables, `is_described` whether `__manifest` knows the
+    types of some.
+
+    Raises:
+        CorruptManifestError: `_schema.pg` is missing, empty or cut off; or it can't be read, and
+            the JSON files don't tell either.
+        StorageError: the store failed.
+    """
+    text = _text(storage, layout.SCHEMA_PG)
+    what = _damage(storage, text, has_tables, is_described)
+    if what is not None:
+        raise CorruptManifestError(
+            f"{layout.SCHEMA_PG} {what}: the rules of the graph can't be told from it",
+            expected="the types of the graph's tables",
+            hint=f"Nothing was written. `repair` makes the file again, from {layout.SCHEMA_IR} and"
+            " what __manifest knows; or bring it back from a copy of the graph",
+        )
     if text is None:
+        return Found(EngineSchema(), None)
+    try:
+        return Found(parse_pg(text), text)
+    except CorruptManifestError:
+        told = read_ir(storage)
+        if told is None:
+            raise
+        return Found(told, text)
+
+
+def read_ir(storage: Storage) -> EngineSchema | None:
+    """Return what `_schema.ir.json` says if `__schema_state.json` vouches for it, else None.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    ir_text, state = _text(storage, layout.SCHEMA_IR), _text(storage, layout.SCHEMA_STATE)
+    if ir_text is None or state is None:
         return None
     try:
-        return parse_pg(text)
+        return parse_ir(ir_text) if ir.state_hash(state) == ir.ir_hash(ir_text) else None
+    except (CorruptManifestError, UnsupportedError):
+        return None
+
+
+def damage(storage: Storage, has_tables: bool, is_described: bool) -> str | None:
+    """Return what is wrong with `_schema.pg` itself, None if nothing is.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    return _damage(storage, _text(storage, layout.SCHEMA_PG), has_tables, is_described)
+
+
+def _damage(storage: Storage, text: str | None, has_tables: bool, is_described: bool) -> str | None:
+    if text is None:
+        if not is_described and _text(storage, layout.SCHEMA_IR) is None:
+            return None
+        # Another writer may have put both since.
+        return "is missing" if _text(storage, layout.SCHEMA_PG) is None else None
+    try:
+        schema = parse_pg(text)
     except CorruptManifestError:
-        ir_text, state = _text(storage, layout.SCHEMA_IR), _text(storage, layout.SCHEMA_STATE)
-        if ir_text is None or state is None or ir.state_hash(state) != ir.ir_hash(ir_text):
-            raise
-        return parse_ir(ir_text)
+        return "is cut off" if is_cut(text) else None
+    if not schema.types():
+        lost = has_tables or is_described or _has_types(read_ir(storage))
+        return "is empty" if lost else None
+    ends_in_an_edge = text.rstrip() == text and not text.endswith("}")
+    return "is cut off" if ends_in_an_edge and _lost_a_body(storage, schema) else None
 
 
 def read_if_sound(storage: Storage) -> EngineSchema | None:
@@ -77,14 +160,32 @@ def read_if_sound(storage: Storage) -> EngineSchema | None:
         return None
 
 
-def add_types(storage: Storage, new: EngineSchema) -> None:
+def _has_types(schema: EngineSchema | None) -> bool:
+    return schema is not None and bool(schema.types())
+
+
+def _lost_a_body(storage: Storage, schema: EngineSchema) -> bool:
+    """Tell whether the last edge is less than the JSON files say: it may be cut behind its ends."""
+    last = list(schema.edges.values())[-1]
+    if not {last.source, last.target} <= schema.nodes.keys():
+        return True
+    told = read_ir(storage)
+    whole = None if told is None else told.edges.get(last.name)
+    if whole is None:
+        return False
+    lost_card = last.cardinality == (0, None) != whole.cardinality
+    return lost_card or len(whole.properties) > len(last.properties)
+
+
+def add_types(storage: Storage, new: EngineSchema, text: str | None = None) -> None:
     """Put node and edge types into the graph's schema files; call it before their tables' publish.
 
     What is there stays: `_schema.pg` byte for byte, with the new types' text behind it, and the
     entries of the JSON files, keys that this version doesn't know included. A type that is there
     with the same definition is left alone, so the call may be repeated. Files that disagree, or are
     missing, are made to agree on the way, also when `new` is empty: a write that adds no type calls
-    this too, and isn't refused if it can't be done.
+    this too, and isn't refused if it can't be done. `text` is that of `_schema.pg` where the caller
+    has just read it.
 
     Two writers at once: the last put of a file wins, so each looks again after its puts, and merges
     its types in once more if they are gone. What is left: a writer that stalls between its read and
@@ -95,13 +196,14 @@ def add_types(storage: Storage, new: EngineSchema) -> None:
         SchemaMismatchError: a type of that name is there with another definition, an end of an edge
             type is no node type, or two edge types differ in upper and lower case only.
         OptionError: a type name that the engine can't spell.
-        CorruptManifestError: `_schema.pg` can't be read, or is gone while the IR is there.
+        CorruptManifestError: `_schema.pg` can't be read, or is missing, empty or cut off while the
+            IR is there.
         UnsupportedError: the files are of a newer engine; nothing was changed.
         StorageError: the store failed, or others kept changing the files. They may be half-way: the
             module's text says what that means.
     """
     if not new.types():
-        _repair_if_possible(storage)
+        _agree_if_possible(storage, text)
         return
     change(storage, lambda text: _merged(text, new))
 
@@ -135,22 +237,54 @@ def change(storage: Storage, changed: Callable[[str | None], str | None]) -> Non
     )
 
 
-def repair(storage: Storage) -> bool:
-    """Make the two JSON files again from `_schema.pg` if they are missing or disagree with it.
+def repair(storage: Storage, known: EngineSchema | None = None) -> bool:
+    """Make the schema files whole: `_schema.pg` if it is damaged, then the JSON files from it.
+
+    A `_schema.pg` that is missing, empty or cut off is made again from the IR. `known` are the
+    types of the graph's tables as `__manifest` knows them: those that no file has are added.
 
     Returns:
-        Whether anything was written. A graph without `_schema.pg` is left alone.
+        Whether anything was written. A graph without schema files, and without `known` types, is
+        left alone.
 
     Raises:
-        CorruptManifestError: `_schema.pg` can't be read.
+        CorruptManifestError: `_schema.pg` can't be read, and nothing tells what was in it.
         UnsupportedError: the files are of a newer engine.
         StorageError: the store failed.
     """
+    known = known or EngineSchema()
     text = _text(storage, layout.SCHEMA_PG)
+    what = _damage(storage, text, bool(known.types()), bool(known.types()))
+    if what is not None:
+        ir_text = _text(storage, layout.SCHEMA_IR)
+        whole = _parsed_ir(ir_text).with_types(known)
+        if not whole.types():
+            raise CorruptManifestError(
+                f"{layout.SCHEMA_PG} {what}, and neither {layout.SCHEMA_IR} nor __manifest tells"
+                " what was in it",
+                hint="Bring it back from a copy of the graph",
+            )
+        _put_all(storage, render_schema(whole), changed=True)
+        return True
+    lost = EngineSchema.of(one for one in known.types() if not _has_type(text, one))
+    if lost.types():
+        change(storage, lambda there: _merged(there, lost))
+        return True
     if text is None or _agree(storage, text):
         return False
     _put_all(storage, text, changed=False)
     return True
+
+
+def _parsed_ir(text: str | None) -> EngineSchema:
+    try:
+        return EngineSchema() if text is None else parse_ir(text)
+    except CorruptManifestError:
+        return EngineSchema()
+
+
+def _has_type(text: str | None, one: NodeType | EdgeType) -> bool:
+    return text is not None and parse_pg(text).of_table(one.table_key) is not None
 
 
 def agree(storage: Storage) -> bool:
@@ -165,9 +299,16 @@ def agree(storage: Storage) -> bool:
     return text is None or _agree(storage, text)
 
 
-def _repair_if_possible(storage: Storage) -> None:
+def _agree_if_possible(storage: Storage, text: str | None) -> None:
+    """Make the JSON files from a sound `_schema.pg` where they don't agree with it."""
     try:
-        repair(storage)
+        if text is not None and _agree(storage, text):
+            return
+        text = _text(storage, layout.SCHEMA_PG)  # another writer may have changed it since
+        if text is None or _agree(storage, text):
+            return
+        if _damage(storage, text, False, False) is None:
+            _put_all(storage, text, changed=False)
     except (CorruptManifestError, UnsupportedError) as error:
         _log.warning("The schema files of %s stay as they are: %s", storage.root, error)
 
@@ -258,15 +399,13 @@ def _check_edges(there: EngineSchema, added: list[NodeType | EdgeType]) -> None:
 def _source(storage: Storage) -> str | None:
     """Return the text of `_schema.pg`, None in a graph that has no schema files yet."""
     text = _text(storage, layout.SCHEMA_PG)
-    if text is not None or _text(storage, layout.SCHEMA_IR) is None:
-        return text
-    text = _text(storage, layout.SCHEMA_PG)  # another writer may have put both since
-    if text is None:
+    what = _damage(storage, text, False, False)
+    if what is not None:
         raise CorruptManifestError(
-            f"{layout.SCHEMA_PG} is missing, and {layout.SCHEMA_IR} is there",
-            hint="Bring it back from a copy of the graph; nothing was changed",
+            f"{layout.SCHEMA_PG} {what}, and {layout.SCHEMA_IR} is there",
+            hint="Nothing was changed. `repair` makes the file again, or bring it back from a copy",
         )
-    return text
+    return text if text is not None else _text(storage, layout.SCHEMA_PG)
 
 
 def _text(storage: Storage, path: str) -> str | None:

@@ -7,7 +7,7 @@ one schema for all branches of a graph (FORMAT, "The engine's schema files").
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -271,6 +271,60 @@ def same_definition(one: NodeType | EdgeType, other: NodeType | EdgeType) -> boo
     and a frame can't carry them.
     """
     return _definition(one) == _definition(other)
+
+
+def reshaped(one: NodeType | EdgeType, names: Mapping[str, str | None]) -> NodeType | EdgeType:
+    """Return a type whose properties have other names (None: they are dropped), and its rules.
+
+    A rule goes with the first property that it names; so does a property whose new name the engine
+    can't spell.
+    """
+    kept = [(p, names.get(p.name, p.name)) for p in one.properties]
+    spelled = {p.name: new for p, new in kept if new is not None and _PROPERTY_NAME.match(new)}
+    properties = tuple(
+        replace(p, name=spelled[p.name]) for p in one.properties if p.name in spelled
+    )
+    rules = tuple(
+        replace(rule, columns=tuple(spelled[name] for name in rule.columns))
+        for rule in one.rules
+        if set(rule.columns) <= spelled.keys()
+    )
+    return replace(one, properties=properties, rules=rules)
+
+
+def fitted(one: NodeType | EdgeType, schema: pa.Schema) -> NodeType | EdgeType:
+    """Return a type with those of its properties that are columns, nullable as the columns are."""
+    there = {field.name: field for field in schema}
+    one = reshaped(one, {p.name: None for p in one.properties if p.name not in there})
+    return replace(
+        one,
+        properties=tuple(
+            replace(p, type=replace(p.type, nullable=there[p.name].nullable))
+            for p in one.properties
+        ),
+    )
+
+
+def with_lost(
+    one: NodeType | EdgeType, whole: NodeType | EdgeType, columns: Collection[str]
+) -> NodeType | EdgeType:
+    """Return a type with those properties of `whole` that it lacks and the table has as columns.
+
+    Rules that name one of them come along, if all that they name is there.
+    """
+    known = {p.name for p in one.properties}
+    lost = tuple(p for p in whole.properties if p.name not in known and p.name in columns)
+    if not lost:
+        return one
+    names = {p.name for p in lost}
+    rules = tuple(
+        rule
+        for rule in whole.rules
+        if names & set(rule.columns)
+        and set(rule.columns) <= known | names
+        and rule not in one.rules
+    )
+    return replace(one, properties=(*one.properties, *lost), rules=(*one.rules, *rules))
 
 
 def describe(one: NodeType | EdgeType) -> str:

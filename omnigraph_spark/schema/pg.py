@@ -51,7 +51,37 @@ def render_pg(types: Iterable[NodeType | EdgeType]) -> str:
 
     `implements` is left out: the type's properties are all there.
     """
-    return "".join(_edge(one) if isinstance(one, EdgeType) else _node(one) for one in types)
+    return "".join(
+        _edge(one) if isinstance(one, EdgeType) else _node(replace(one, implements=()))
+        for one in types
+    )
+
+
+def render_schema(schema: EngineSchema) -> str:
+    """Return the text of a whole `_schema.pg`: interfaces first, and node types that say which.
+
+    A node type's own body leaves out what it has from an interface as it is.
+    """
+    parts = [f"interface {one.name} {{\n{_lines(one)}}}\n" for one in schema.interfaces.values()]
+    for node in schema.nodes.values():
+        given = {p for name in node.implements for p in schema.interfaces[name].properties}
+        own = replace(node, properties=tuple(p for p in node.properties if p not in given))
+        parts.append(_node(own))
+    parts += map(_edge, schema.edges.values())
+    return "\n".join(parts)
+
+
+def is_cut(text: str) -> bool:
+    """Tell whether a text that can't be read ends in the middle of a declaration: the rest is lost.
+
+    False for a text that can be read, and for one with something unknown before its last line.
+    """
+    parser = Parser(text)
+    try:
+        parser.schema()
+    except CorruptManifestError:
+        return parser.is_at_the_end()
+    return False
 
 
 class Parser:
@@ -79,6 +109,11 @@ class Parser:
                 raise self._error("node, edge or interface", word)
         nodes = {name: self._implemented(node) for name, node in self._nodes.items()}
         return EngineSchema(nodes, self._edges, self._interfaces)
+
+    def is_at_the_end(self) -> bool:
+        """Tell whether what couldn't be read is in the last line, and nothing closes it."""
+        rest = self._text[self._at :]
+        return "\n" not in rest.rstrip() and "}" not in rest
 
     # --- declarations --------------------------------------------------------------------------
 
@@ -272,7 +307,8 @@ def _number(text: str) -> int | float:
 
 
 def _node(node: NodeType) -> str:
-    return f"node {node.name}{_marks(node.annotations)} {{\n{_lines(node)}}}\n"
+    listed = f" implements {', '.join(node.implements)}" if node.implements else ""
+    return f"node {node.name}{_marks(node.annotations)}{listed} {{\n{_lines(node)}}}\n"
 
 
 def _edge(edge: EdgeType) -> str:
@@ -283,9 +319,10 @@ def _edge(edge: EdgeType) -> str:
     return f"{head} {{\n{lines}}}\n" if lines else f"{head}\n"
 
 
-def _lines(one: NodeType | EdgeType) -> str:
+def _lines(one: NodeType | EdgeType | InterfaceType) -> str:
     lines = [render_property(p) for p in one.properties]
-    lines += [render_rule(rule) for rule in one.rules]
+    if not isinstance(one, InterfaceType):
+        lines += [render_rule(rule) for rule in one.rules]
     return "".join(f"    {line}\n" for line in lines)
 
 

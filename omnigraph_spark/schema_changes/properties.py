@@ -22,6 +22,7 @@ from omnigraph_spark.errors import (
     SchemaMismatchError,
     UnsupportedError,
 )
+from omnigraph_spark.manifest import known_types
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.refs import property_files
@@ -30,6 +31,7 @@ from omnigraph_spark.schema import property_types
 from omnigraph_spark.schema.model import (
     SYSTEM_COLUMNS,
     Constraint,
+    EdgeType,
     EngineSchema,
     LeftOut,
     NodeType,
@@ -42,7 +44,7 @@ from omnigraph_spark.spark.spark_types import NewColumn
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit import commit_check
-from omnigraph_spark.write.commit.commit import Committed, commit
+from omnigraph_spark.write.commit.commit import Committed, commit, remember_types
 from omnigraph_spark.write.plan import ALTER, TableTarget, WritePlan, head, plan_write
 
 _log = logging.getLogger(__name__)
@@ -79,7 +81,9 @@ def add_property(
                 table_key=key,
                 column=name,
             )
-        property_files.name_added(storage, properties)
+        lost = _part(_known(storage, plan, key), frozenset([name]))
+        properties = {key: lost.properties or properties[key]}
+        property_files.name_added(storage, properties, {key: lost.rules})
         return Committed(plan.publish_id, load(storage, plan.branch).graph_version, skipped=True)
     wide = merge_schema.with_columns(target, [column.field])
     return commit(replace(plan, targets={key: wide}, new_properties=properties), [])
@@ -97,7 +101,7 @@ def drop_property(storage: Storage, options: WriteOptions, table: str, name: str
     plan = _plan(storage, options, table)
     (target,) = plan.targets.values()
     _check_free(storage, plan, target, name)
-    return _reshaped(storage, plan, target, {name: None})
+    return _reshaped(storage, options, plan, {name: None})
 
 
 def rename_property(
@@ -134,7 +138,7 @@ def rename_property(
             table_key=target.table_key,
             column=old,
         )
-    return _reshaped(storage, plan, target, {old: new})
+    return _reshaped(storage, options, plan, {old: new})
 
 
 def alter_property(
@@ -162,7 +166,7 @@ def alter_property(
     if target.schema.field(name).nullable:
         version = load(storage, plan.branch).graph_version
         return Committed(plan.publish_id, version, skipped=True)
-    return _reshaped(storage, plan, target, {name: name})
+    return _reshaped(storage, options, plan, {name: name})
 
 
 def _plan(storage: Storage, options: WriteOptions, table: str) -> WritePlan:
@@ -194,7 +198,7 @@ def _column(name: str, kind: str | DataType) -> NewColumn:
 def _check_free(storage: Storage, plan: WritePlan, target: TableTarget, name: str) -> None:
     """Refuse columns that must stay as they are, before anything is changed."""
     key = target.table_key
-    known = (engine_schema.read(storage) or engine_schema.EngineSchema()).of_table(key)
+    known = (engine_schema.read(storage) or EngineSchema()).of_table(key)
     kind, _ = layout.split_table_key(key)
     fixed = SYSTEM_COLUMNS[kind]
     is_key = isinstance(known, NodeType) and known.key == name
@@ -222,12 +226,20 @@ def _check_free(storage: Storage, plan: WritePlan, target: TableTarget, name: st
 
 
 def _reshaped(
-    storage: Storage, plan: WritePlan, target: TableTarget, names: Mapping[str, str | None]
+    storage: Storage, options: WriteOptions, plan: WritePlan, names: Mapping[str, str | None]
 ) -> Committed:
-    """Commit other columns of a table; the schema files name none that a table lacks meanwhile."""
-    key = target.table_key
+    """Commit other columns of a table; the schema files name none that a table lacks meanwhile.
+
+    Whoever dies in between loses no rule: `__manifest` knows them.
+    """
+    (key,) = plan.targets
     old = frozenset(names)
-    forgotten = property_files.forget(storage, key, old)
+    asked = remember_types(storage, options, [key])
+    if asked is not None:
+        plan = plan_write(storage, asked, {key: None})
+    target = plan.targets[key]
+    forgotten = _part(_known(storage, plan, key), old)
+    property_files.forget(storage, key, old)
     altered = replace(target, mode=ALTER, renamed=tuple(names.items()))
     try:
         done = commit(replace(plan, mode=ALTER, targets={key: altered}), [])
@@ -243,6 +255,22 @@ def _reshaped(
     renamed = _under(forgotten, names, target.schema)
     property_files.quietly_name(storage, {key: renamed})
     return done
+
+
+def _known(storage: Storage, plan: WritePlan, key: str) -> NodeType | EdgeType | None:
+    """Return a table's type with all of its rules, also those that the files have lost."""
+    snapshot = known_types.load_with_types(storage, plan.branch)
+    return known_types.known(storage, snapshot).schema.of_table(key)
+
+
+def _part(one: NodeType | EdgeType | None, names: frozenset[str]) -> Forgotten:
+    """Return some properties of a type, and the rules that name them."""
+    if one is None:
+        return Forgotten()
+    return Forgotten(
+        tuple(p for p in one.properties if p.name in names),
+        tuple(rule for rule in one.rules if names & set(rule.columns)),
+    )
 
 
 def _under(forgotten: Forgotten, names: Mapping[str, str | None], schema: pa.Schema) -> Forgotten:
@@ -317,7 +345,7 @@ def drop_table(storage: Storage, options: WriteOptions, tables: Iterable[str]) -
     keys = [
         snapshot.entry(name if ":" in name else snapshot.resolve(name)).table_key for name in named
     ]
-    commit_check.refuse_stranded(keys, snapshot, engine_schema.read(storage) or EngineSchema())
+    commit_check.refuse_stranded(keys, snapshot, known_types.known(storage, snapshot).schema)
     plan = plan_write(storage, options, {})
     return commit(
         replace(

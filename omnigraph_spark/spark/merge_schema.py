@@ -13,8 +13,8 @@ from dataclasses import replace
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.integrity import rules
+from omnigraph_spark.manifest import known_types
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.schema.model import EngineSchema, LeftOut, Property, engine_type_of
 from omnigraph_spark.spark import spark_types
@@ -50,7 +50,8 @@ def widened(
             properties[key] = named(key, columns)
     if targets == plan.targets:
         return plan
-    schema = with_properties(engine_schema.read(plan.storage) or EngineSchema(), properties)
+    snapshot = known_types.load_with_types(plan.storage, plan.branch)
+    schema = with_properties(known_types.known(plan.storage, snapshot).schema, properties)
     integrity = rules.of_write(
         options.integrity, options.bad_records_path, schema.with_types(plan.new_types), targets
     )

@@ -23,12 +23,11 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.integrity import rules
 from omnigraph_spark.integrity.rules import Integrity
-from omnigraph_spark.manifest import crash_records, migrations
+from omnigraph_spark.manifest import crash_records, known_types, migrations
 from omnigraph_spark.manifest.snapshot import (
     Snapshot,
     TableEntry,
     fold,
-    load,
     open_main,
     open_manifest,
     read_rows,
@@ -140,11 +139,12 @@ class WritePlan:
     `expected` are the versions that must still be the published ones at the commit, in every round:
     the caller's, the ones the frame was read from, and, for an overwrite, the ones it was planned
     on. `dropped` are tables that get a tombstone; `merged_parent` is the commit that a merge brings
-    in; `new_properties` are what the schema files learn of added columns. `unchecked` says that an
-    overwrite knew, of a table it replaces, no version to expect but the head's. `reads` is what an
-    upsert's or delete's frames were read from, by table; `frames` are the names of the frames. With
-    `txn_whole` the write is done if any table of the graph has its `txn` (`Publish`). `planned_at`
-    is when its staging record was left, in seconds since the epoch; None without one.
+    in; `new_properties` are what the schema files learn of added columns; `types` are types that
+    tables have after the write, where neither the files nor `__manifest` tell. `unchecked` says
+    that an overwrite knew, of a table it replaces, no version to expect but the head's. `reads` is
+    what an upsert's or delete's frames were read from, by table; `frames` are the names of the
+    frames. With `txn_whole` the write is done if any table of the graph has its `txn` (`Publish`).
+    `planned_at` is when its staging record was left, in seconds since the epoch; None without one.
     """
 
     storage: Storage
@@ -169,6 +169,7 @@ class WritePlan:
     reads: Mapping[str, ReadFrom] = field(default_factory=dict)
     frames: tuple[str, ...] = ()
     planned_at: float | None = None
+    types: EngineSchema = field(default_factory=EngineSchema)
 
 
 def plan_write(
@@ -192,6 +193,7 @@ def plan_write(
         TableNotFoundError: a table isn't there and can't be made from the frame.
         ExpectedVersionMismatch: a table isn't where the options or the frame expect it.
         UnsupportedManifestVersion, RecoveryPendingError: the graph can't be written.
+        CorruptManifestError: `_schema.pg` is damaged.
         OptionError, SchemaMismatchError, UnsupportedError: what the frame asks for can't be done.
         StorageError: the store failed.
     """
@@ -206,7 +208,7 @@ def plan_write(
             hint="Add the properties with an append first",
         )
     snapshot = head(storage, options)
-    schema = engine_schema.read(storage) or EngineSchema()
+    schema = known_types.known(storage, snapshot).schema
     targets = {
         key: _target(storage, snapshot, schema, options.mode, key, new)
         for key, new in sorted(tables.items())
@@ -284,7 +286,7 @@ def head(storage: Storage, options: WriteOptions) -> Snapshot:
         if options.branch_from is not None and not branches.has_branch(storage, branch):
             layout.check_branch_name(branch)
             branch, version = refs.named(storage, options.branch_from)
-            origin = load(storage, branch, version)
+            origin = known_types.load_with_types(storage, branch, version)
         manifest = open_manifest(storage, branch)
     except GraphNotFoundError:
         if layout.lance_branch(options.branch) is not None:
@@ -296,7 +298,8 @@ def head(storage: Storage, options: WriteOptions) -> Snapshot:
     crash_records.refuse_foreign(storage)
     if branch != options.branch:
         return replace(origin, branch=options.branch, graph_version=_NO_BRANCH)
-    return fold(read_rows(manifest), branch, manifest.version)
+    rows = read_rows(manifest)
+    return known_types.with_types(fold(rows, branch, manifest.version), rows)
 
 
 def _target(

@@ -16,11 +16,14 @@ from typing import Any
 from omnigraph_spark import _faults
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import cleanup
-from omnigraph_spark.manifest import crash_records, migrations, publisher
+from omnigraph_spark.manifest import crash_records, known_types, migrations, publisher
 from omnigraph_spark.manifest.publisher import Published
 from omnigraph_spark.manifest.rows import PRIMARY_KEY_ANNOTATION, TableRow
 from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.merge import merging
 from omnigraph_spark.refs import branches, forks, refs
+from omnigraph_spark.schema import files as schema_files
+from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.storage import column_numbers
 from omnigraph_spark.storage.lance_errors import Outcome
 from omnigraph_spark.write import staging
@@ -38,6 +41,7 @@ from tests.chaos.scenarios import (
     ambiguity,
     concurrency,
     crash,
+    lost_rules,
     migration,
     orphans,
     rules,
@@ -284,6 +288,26 @@ def _maintenance_counts() -> None:
     _put(commit, has_same_rows=lambda rows, key, expected, published: expected == published)
 
 
+def _types_not_kept() -> None:
+    _put(commit._Write, _told=lambda *_: {})
+
+
+def _files_alone_count() -> None:
+    _put(known_types, filled=lambda storage, files, snapshot: (files, EngineSchema()))
+
+
+def _damage_is_no_rules() -> None:
+    _put(schema_files, _damage=lambda *_: None)
+
+
+def _merges_not_recorded() -> None:
+    _put(merging, _mark=lambda *_: None)
+
+
+def _nothing_checked() -> None:
+    _put(commit.CommitCheck, run=lambda *_: None)
+
+
 def _steps(*steps: str) -> Callable[[Lab], None]:
     return lambda lab: crash.kill_steps(lab, steps)
 
@@ -368,6 +392,11 @@ MUTATIONS: dict[str, Mutation] = {
     "pins-looked-at-once": Mutation("27", _pins_looked_at_once, sleepers.sleepers),
     "staged-files-trusted": Mutation("27", _staged_files_trusted, sleepers.sleepers),
     "no-staging-record": Mutation("27", _no_staging_record, sleepers.sleepers),
+    "types-not-kept": Mutation("schema", _types_not_kept, lost_rules.schema),
+    "schema-files-alone": Mutation("schema", _files_alone_count, lost_rules.schema),
+    "damage-is-no-rules": Mutation("schema", _damage_is_no_rules, lost_rules.schema),
+    "merges-not-recorded": Mutation("merge", _merges_not_recorded, lost_rules.schema),
+    "merges-not-checked": Mutation("merge", _nothing_checked, lost_rules.schema),
     "lineage-gaps-stay": Mutation("30", _leave_gaps, _steps("K10")),
 }
 

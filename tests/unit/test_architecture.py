@@ -27,6 +27,7 @@ MAX_FILES_AT_THE_ROOT = 8
 KNOW_SPARK = {
     "omnigraph_spark",  # exports
     "graph",
+    "maintenance.integrity_check",
     "maintenance.optimize",
     "merge.diff",
     "merge.merge",

@@ -34,7 +34,7 @@ from omnigraph_spark.storage import layout, store
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
-from tests.support import graphs, writes
+from tests.support import branches, graphs, writes
 from tests.support.writes import ALL, COMPANY, PERSON, ids
 
 GRACE = float(writes.GRACE)
@@ -149,12 +149,31 @@ def test_schema_files_that_disagree_are_made_again(graph: Storage, name: str) ->
     assert graph.get(name) == good
 
 
-def test_a_table_that_no_schema_file_declares_is_reported(graph: Storage) -> None:
+def test_tables_that_no_schema_file_declares_are_reported_and_declared_again(
+    graph: Storage,
+) -> None:
     for name in ("_schema.pg", "_schema.ir.json", "__schema_state.json"):
         graph.delete(name)
     found = check(graph)
     assert [(one.kind, one.place, one.repairable) for one in found] == [
-        (checks.UNKNOWN_TYPE, key, False) for key in sorted(ALL)
+        (checks.SCHEMA_FILES, "_schema.pg", True),
+        *((checks.UNKNOWN_TYPE, key, True) for key in sorted(ALL)),
+    ]
+    repair(graph, False, 0.1)
+    assert check(graph) == []
+
+
+def test_a_table_whose_version_a_branch_inherits_and_cannot_read_is_reported(
+    graph: Storage,
+) -> None:
+    writes.write(graph, {PERSON: ["second"]})
+    branches.make(graph, "dev")
+    writes.write(graph, {PERSON: ["third"]})
+    pinned = load(graph, "dev").tables[PERSON]
+    graph.delete(f"{pinned.location}/_versions/{layout.v2_manifest_name(pinned.table_version)}")
+    found = [one for one in check(graph) if one.branch == "dev"]
+    assert [(one.kind, one.place, one.repairable) for one in found] == [
+        (checks.MISSING_VERSION, PERSON, False)
     ]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from omnigraph_spark import _faults
+from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import (
     CorruptManifestError,
     ExpectedVersionMismatch,
@@ -21,6 +22,7 @@ from omnigraph_spark.errors import (
     UnsupportedError,
 )
 from omnigraph_spark.integrity import scratch
+from omnigraph_spark.manifest import known_types
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
@@ -360,7 +362,10 @@ def test_a_pattern_that_cannot_be_read_is_refused_before_anything_is_written(
         save(storage, {PERSON: [{"id": "b", "code": "x"}]}, integrity="keys")
 
 
-def test_strict_refuses_edges_whose_ends_are_declared_nowhere(graph: Storage) -> None:
+def test_strict_refuses_edges_whose_ends_are_declared_nowhere(
+    graph: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_types, "remembered", lambda *_: None)
     text = SCHEMA.partition("edge Knows")[0]
     for name in (layout.SCHEMA_IR, layout.SCHEMA_STATE):
         graph.delete(name)
@@ -379,7 +384,9 @@ def check_upsert(graph: Storage, *tasks: Rows, integrity: str = "strict") -> Non
     plan = planned(graph, keys, integrity=integrity)
     files = staged(plan, *tasks)
     by_table = {key: [one for one in files if one.table_key == key] for key in keys}
-    CommitCheck(replace(plan, mode="merge"), by_table).run(load(graph), keys)
+    CommitCheck(replace(plan, mode="merge"), by_table).run(
+        load(graph), keys, engine_schema.read_for_writing(graph, True, True).schema
+    )
 
 
 @pytest.mark.parametrize("level", ["off", "keys", "strict"])

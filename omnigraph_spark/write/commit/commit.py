@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from omnigraph_spark import _faults, schema
+from omnigraph_spark import _faults
 from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import (
     CommitTimeoutError,
@@ -33,7 +33,7 @@ from omnigraph_spark.errors import (
     TableNotFoundError,
 )
 from omnigraph_spark.history import commits, init, runs
-from omnigraph_spark.manifest import crash_records
+from omnigraph_spark.manifest import crash_records, known_types
 from omnigraph_spark.manifest.crash_records import Heartbeat
 from omnigraph_spark.manifest.publisher import (
     Publish,
@@ -53,9 +53,11 @@ from omnigraph_spark.manifest.snapshot import (
     read_rows,
 )
 from omnigraph_spark.manifest.writable import open_for_writing
+from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.refs import property_files
-from omnigraph_spark.schema.model import EngineSchema
+from omnigraph_spark.schema.model import EngineSchema, fitted, reshaped
 from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit import heal, small_files, staged_files, updates
 from omnigraph_spark.write.commit.commit_check import CommitCheck
 from omnigraph_spark.write.commit.table_commit import (
@@ -74,6 +76,8 @@ from omnigraph_spark.write.plan import (
     RESTORE,
     TableTarget,
     WritePlan,
+    head,
+    plan_write,
 )
 from omnigraph_spark.write.reads import FRAMES, has_same_rows
 from omnigraph_spark.write.tasks.stage import StagedTable
@@ -127,6 +131,34 @@ def commit(plan: WritePlan, staged: Iterable[StagedTable]) -> Committed:
         return write.run(heartbeat)
 
 
+def remember_types(
+    storage: Storage, options: WriteOptions, keys: Iterable[str]
+) -> WriteOptions | None:
+    """Publish the types of tables that `__manifest` doesn't know as they are; None if it does.
+
+    Called before the schema files forget a part of them, so that a writer that dies then loses no
+    rule. Returns the options with which the caller's own change is planned on top.
+
+    Raises:
+        OmnigraphError: as a write; nothing was published.
+    """
+    snapshot = head(storage, options)
+    schema = known_types.known(storage, snapshot).schema
+    found = [schema.of_table(key) for key in keys if key in snapshot.tables]
+    types = EngineSchema.of(
+        one
+        for one in found
+        if one is not None and known_types.text_of(one) != snapshot.types.get(one.table_key)
+    )
+    if not types.types():
+        return None
+    plan = plan_write(storage, options, {one.table_key: None for one in types.types()})
+    commit(replace(plan, txn=None, user_metadata=None, types=types), [])
+    now = head(storage, options)
+    expected = {key: now.version(key) for key in options.expected_table_versions}
+    return replace(options, expected_table_versions=expected)
+
+
 def abort(plan: WritePlan, staged: Iterable[StagedTable], *, complete: bool) -> None:
     """Clean up after a failed job; runs on the driver, in another process than `commit`.
 
@@ -154,6 +186,7 @@ def _is_touched(plan: WritePlan, key: str, by_table: Mapping[str, Sequence[Stage
     target = plan.targets[key]
     has_rows = any(one.fragments or any(m.rows for m in one.matches) for one in by_table[key])
     listed = bool(target.added or target.renamed) or target.mode in (OVERWRITE, CREATE, RESTORE)
+    listed |= plan.types.of_table(key) is not None
     marked = plan.txn is not None and not plan.txn_whole
     return has_rows or listed or marked or plan.merged_parent is not None
 
@@ -175,6 +208,7 @@ class _Write:
             lambda: load(plan.storage, plan.branch),
         )
         self._check = CommitCheck(plan, by_table)
+        self._schema = EngineSchema()
         self._run_started = False
         self._tables_tried = False
         self._followed: dict[str, int] = {}
@@ -244,11 +278,13 @@ class _Write:
             rows, plan.txn, frozenset(self._touched), plan.txn_whole
         ):
             return Published(version, skipped=True)
-        snapshot = fold(rows, plan.branch, version)
+        snapshot = known_types.with_types(fold(rows, plan.branch, version), rows)
         if staged_files.are_published(plan, self._by_table, snapshot):
             self._round.files_used = True
             return Published(version, skipped=True)
         self._check_expected(snapshot, rows)
+        known = known_types.known(plan.storage, snapshot)
+        self._schema = known.schema
         if not self._is_matched(snapshot, rows):
             return Published(version, skipped=True)
         plan = self._plan
@@ -265,15 +301,15 @@ class _Write:
         self._start_run(version)
         if heal.resolve_dead(self._round, plan.settings.orphan_grace_seconds):
             raise StartOver("dead writes were rolled back")
-        self._check.run(snapshot, self._touched)
-        schema.add_types(plan.storage, plan.new_types)
+        self._check.run(snapshot, self._touched, self._schema)
+        engine_schema.add_types(plan.storage, plan.new_types.with_types(known.lost), known.text)
         return self._commit_tables(snapshot)
 
     def _is_matched(self, snapshot: Snapshot, rows: pa.Table) -> bool:
         """Match what is replaced or deleted to what is published now; False: nothing is to do."""
         asked = updates.matched(*self._asked, snapshot, rows) or self._asked
         self._asked = asked[0], small_files.gathered(*asked)
-        plan, by_table = updates.for_round(*self._asked, snapshot)
+        plan, by_table = updates.for_round(*self._asked, snapshot, self._schema)
         if plan is not self._plan or by_table is not self._by_table:
             self._plan, self._by_table = plan, by_table
             self._check = CommitCheck(self._plan, self._by_table)
@@ -346,11 +382,12 @@ class _Write:
         for one in moved:
             if one.table_key not in snapshot.locations:
                 changes.append(TableRow(one.table_key, one.location))
-            changes += one.rows(manifest_metadata(self._round, one), ours)
+            marked = {**ours, **self._told(snapshot, one)}
+            changes += one.rows(manifest_metadata(self._round, one), marked)
         for key in plan.dropped:
             gone = of_dropped(ours, snapshot.tables.get(key))
             changes.append(TombstoneRow(key, snapshot.floors[key], {OURS: gone}))
-        guards = untouched_guards(plan, snapshot, self._touched)
+        guards = untouched_guards(plan, snapshot, self._touched, self._schema)
         found = {key: snapshot.version(key) for key in guards}
         before = {one.table_key: one.before for one in moved}
         edges = frozenset(key for key in (*snapshot.tables, *self._touched) if layout.is_edge(key))
@@ -366,6 +403,19 @@ class _Write:
             retries=plan.settings.commit_retries,
             branch_identifier=plan.branch_identifier,
         )
+
+    def _told(self, snapshot: Snapshot, one: Moved) -> dict[str, str]:
+        """Return the type that a table's version row tells, if `__manifest` doesn't know it."""
+        key, plan = one.table_key, self._plan
+        found = plan.types.of_table(key) or self._schema.with_types(plan.new_types).of_table(key)
+        if found is None:
+            return {}
+        known = {p.name for p in found.properties}
+        new = [p for p in plan.new_properties.get(key, ()) if p.name not in known]
+        found = replace(found, properties=(*found.properties, *new))
+        found = fitted(reshaped(found, dict(plan.targets[key].renamed)), one.schema)
+        text = known_types.text_of(found)
+        return {} if text == snapshot.types.get(key) else {known_types.TYPE: text}
 
     def _expected(self) -> dict[str, int]:
         """Return the plan's expectations, moved on over maintenance, which changes no row."""
@@ -493,15 +543,23 @@ def keeps_ids(plan: WritePlan) -> bool:
     return plan.mode in KEEPS_IDS and plan.merged_parent is None
 
 
-def untouched_guards(plan: WritePlan, snapshot: Snapshot, touched: Sequence[str]) -> frozenset[str]:
-    """Return the untouched tables whose publishes must collide with this one; on the driver."""
+def untouched_guards(
+    plan: WritePlan, snapshot: Snapshot, touched: Sequence[str], schema: EngineSchema
+) -> frozenset[str]:
+    """Return the untouched tables whose publishes must collide with this one; on the driver.
+
+    `schema` says where edges end; a table whose edges end nobody knows where is guarded too.
+    """
     created = [key for key in touched if key not in snapshot.tables]
     replaced = not keeps_ids(plan)
     gone = {*touched, *plan.dropped}
     if not replaced and not any(layout.is_edge(key) for key in created):
         return frozenset()
-    schema = engine_schema.read(plan.storage) or EngineSchema()
     guards: set[str] = set()
+    if replaced:
+        guards |= {k for k in snapshot.tables if layout.is_edge(k) and not schema.of_table(k)}
+        guards -= gone
+    schema = schema.with_types(plan.new_types)
     for edge in schema.edges.values():
         ends = {layout.table_key(layout.NODE, end) for end in (edge.source, edge.target)}
         if edge.table_key in created:

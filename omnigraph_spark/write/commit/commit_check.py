@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnigraph_spark import _faults
-from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import IntegrityError, OmnigraphError
 from omnigraph_spark.integrity import cross_rows, rules, staged_columns
 from omnigraph_spark.integrity.bad_records import BadRecords
@@ -27,7 +26,7 @@ from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
 from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.schema.property_types import is_blob
 from omnigraph_spark.storage.lance_errors import translated
-from omnigraph_spark.write.commit.deletes import deleted_ids
+from omnigraph_spark.write.commit.deletes import deleted_ids, refuse_unknown_ends
 from omnigraph_spark.write.commit.table_head import Round, StartOver, commit, restore
 from omnigraph_spark.write.plan import ALTER, MERGE, OVERWRITE, RESTORE, TableTarget, WritePlan
 from omnigraph_spark.write.tasks.stage import StagedTable
@@ -56,8 +55,10 @@ class CommitCheck:
             )
         self.verdict = Verdict()
 
-    def run(self, snapshot: Snapshot, touched: Iterable[str]) -> None:
+    def run(self, snapshot: Snapshot, touched: Iterable[str], schema: EngineSchema) -> None:
         """Check the staged rows of the tables against the snapshot that is committed on.
+
+        `schema` are the types that hold for its tables.
 
         Rows to set aside are in the path for bad records when this returns.
 
@@ -69,13 +70,13 @@ class CommitCheck:
         """
         plan = self._plan
         if plan.mode == ALTER and plan.dropped:
-            known = engine_schema.read(plan.storage) or EngineSchema()
-            refuse_stranded(plan.dropped, snapshot, known)
+            refuse_stranded(plan.dropped, snapshot, schema)
         # An upsert can't tell two rows of one id apart: at every level it must have one of each.
         upserts = plan.mode == MERGE and self._may_repeat
         if plan.mode == RESTORE or not (plan.integrity.checks_rows() or upserts):
             return
-        schema = engine_schema.read(plan.storage) or EngineSchema()
+        if plan.mode == OVERWRITE and plan.integrity.level == STRICT:
+            refuse_unknown_ends(touched, snapshot, schema, snapshot.tables)
         self.verdict = cross_rows.check(
             Question(
                 storage=plan.storage,
@@ -222,8 +223,10 @@ def refuse_stranded(dropped: Collection[str], snapshot: Snapshot, schema: Engine
     """Refuse to drop node tables at which edge tables end that stay.
 
     Raises:
+        CorruptManifestError: it isn't known where the edges of a table that stays end.
         IntegrityError: names the edge tables.
     """
+    refuse_unknown_ends(dropped, snapshot, schema, staying=set(snapshot.tables) - set(dropped))
     for key in sorted(dropped):
         edges = {edge for edge, _ in rules.edges_at(schema, key)}
         left = sorted(edge for edge in edges - set(dropped) if edge in snapshot.tables)

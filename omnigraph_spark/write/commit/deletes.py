@@ -6,7 +6,7 @@ that are looked at are guarded by the publish (PROTOCOL 7), so what is found hol
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnigraph_spark import schema as engine_schema
-from omnigraph_spark.errors import IntegrityError
+from omnigraph_spark.errors import CorruptManifestError, IntegrityError
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.refs import forks
 from omnigraph_spark.schema.model import EngineSchema
@@ -56,17 +55,50 @@ def deleted_ids(
             yield from matches.ids_at(dataset, number, matches.united(storage, parts))
 
 
-def with_edges(plan: WritePlan, found: ByTable, snapshot: Snapshot) -> tuple[WritePlan, ByTable]:
+def refuse_unknown_ends(
+    removing: Iterable[str], snapshot: Snapshot, schema: EngineSchema, staying: Collection[str]
+) -> None:
+    """Refuse to take rows of node tables away while it isn't known where some edges end.
+
+    `removing` are the tables that lose rows, `staying` those that are looked at.
+
+    Raises:
+        CorruptManifestError: an edge table has no type, in the schema files or in `__manifest`.
+    """
+    if all(layout.is_edge(key) for key in removing):
+        return
+    unknown = [
+        key
+        for key in snapshot.tables
+        if key in staying and layout.is_edge(key) and schema.of_table(key) is None
+    ]
+    if unknown:
+        raise CorruptManifestError(
+            f"Nothing declares where the edges of {unknown[0]} end, so no node can be taken away",
+            expected=f"a declaration in {layout.SCHEMA_PG} of every edge table",
+            found=f"none of {', '.join(unknown[:10])}",
+            hint="Nothing was written. Declare the edge type in the file, then write again",
+            table_key=unknown[0],
+        )
+
+
+def with_edges(
+    plan: WritePlan, found: ByTable, snapshot: Snapshot, schema: EngineSchema
+) -> tuple[WritePlan, ByTable]:
     """Return a delete of nodes with the edges that it takes along (`cascade`), or refuse it.
 
-    Edges that the same write deletes don't count. On a branch, an edge table that isn't forked yet
-    is.
+    `schema` says where edges end. Edges that the same write deletes don't count. On a branch, an
+    edge table that isn't forked yet is.
 
     Raises:
         IntegrityError: (`restrict`) edges would end nowhere; says how many, and which.
+        CorruptManifestError: it isn't known where the edges of a table end.
         StorageError: the store failed.
     """
-    schema = engine_schema.read(plan.storage) or EngineSchema()
+    removing = [
+        key for key in found if any(match.rows for one in found[key] for match in one.matches)
+    ]
+    refuse_unknown_ends(removing, snapshot, schema, snapshot.tables)
     targets, staged = dict(plan.targets), dict(found)
     counts: dict[str, int] = {}
     samples: list[dict[str, Any]] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -66,6 +66,7 @@ class Moved:
     row_count: int
     rows_added: int
     rows_removed: int
+    schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
 
     def rows(self, storage_metadata: dict[str, Any], ours: dict[str, Any]) -> list[VersionRow]:
         """Return the version row, and one for each version that was skipped (PROTOCOL 9)."""
@@ -137,6 +138,7 @@ def commit_table(
         entry.row_count
         if entry and replaced
         else updates.replaced_rows(staged, entry, row_count - added),
+        dataset.schema,
     )
 
 

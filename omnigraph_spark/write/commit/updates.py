@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from omnigraph_spark.errors import ExpectedVersionMismatch, IntegrityError
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
+from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.schema.property_types import is_blob
 from omnigraph_spark.storage import column_numbers
 from omnigraph_spark.storage.lance_errors import translated
@@ -176,7 +177,9 @@ def can_be_matched_again(plan: WritePlan, target: TableTarget) -> bool:
     return plan.mode != MERGE or not any(is_blob(field) for field in target.schema)
 
 
-def for_round(plan: WritePlan, by_table: ByTable, snapshot: Snapshot) -> tuple[WritePlan, ByTable]:
+def for_round(
+    plan: WritePlan, by_table: ByTable, snapshot: Snapshot, schema: EngineSchema
+) -> tuple[WritePlan, ByTable]:
     """Return what a round commits: a delete's rows with the edges that go with them.
 
     Raises:
@@ -184,7 +187,7 @@ def for_round(plan: WritePlan, by_table: ByTable, snapshot: Snapshot) -> tuple[W
     """
     if plan.mode != DELETE:
         return plan, by_table
-    return deletes.with_edges(plan, by_table, snapshot)
+    return deletes.with_edges(plan, by_table, snapshot, schema)
 
 
 def is_stale(plan: WritePlan, snapshot: Snapshot, key: str) -> bool:
