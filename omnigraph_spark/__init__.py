@@ -14,18 +14,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from omnigraph_spark.errors import OmnigraphError, from_spark
     from omnigraph_spark.graph import OmniGraph, register
+    from omnigraph_spark.narrowing.frames import enable_narrowing
+    from omnigraph_spark.narrowing.narrow import narrow
     from omnigraph_spark.spark.frames import pack, unpack
 
 # Lance reads this once, when it is imported, which here is always later. Without it each task that
 # writes to a new table warns that there is no table yet. A user's own setting stays.
 os.environ.setdefault("LANCE_LOG", "warn,lance::dataset::write::insert=error")
 
-__all__ = ["OmniGraph", "OmnigraphError", "from_spark", "pack", "register", "unpack"]
+__all__ = [
+    "OmniGraph",
+    "OmnigraphError",
+    "enable_narrowing",
+    "from_spark",
+    "narrow",
+    "pack",
+    "register",
+    "unpack",
+]
 
 _HOME = {
     "OmniGraph": "graph",
     "OmnigraphError": "errors",
+    "enable_narrowing": "narrowing.frames",
     "from_spark": "errors",
+    "narrow": "narrowing.narrow",
     "pack": "spark.frames",
     "register": "graph",
     "unpack": "spark.frames",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from omnigraph_spark import options
 from omnigraph_spark.api.maintenance import MaintenanceMethods
+from omnigraph_spark.api.queries import QueryMethods, view_names
 from omnigraph_spark.api.refs import RefMethods
 from omnigraph_spark.api.schema_changes import SchemaMethods
 from omnigraph_spark.api.staging import StagingMethods
@@ -61,7 +62,7 @@ def _make_active(spark: SparkSession) -> None:
 
 
 @dataclass(frozen=True)
-class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
+class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
     """A graph at a path, as a Spark session sees it. Holds no connection and no snapshot.
 
     `storage` are storage options by Lance's keys (`aws_endpoint`), kept out of `repr`.
@@ -101,6 +102,9 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
         `version` is a graph version, a commit id, a tag, or a time with its zone (the last commit
         at or before it); None reads the newest, pinned from here on.
 
+        The frame narrows itself: what runs on it reads the columns and rows that it needs
+        (`narrow`).
+
         Raises:
             AnalysisException: with the typed error's text (`from_spark` gives it back).
         """
@@ -109,15 +113,15 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
             reader = reader.option("columns", as_text("columns", columns))
         if metadata_columns is not None:
             reader = reader.option("metadataColumns", as_text("metadataColumns", metadata_columns))
-        return reader.load(self.uri)
+        return self._narrowing(reader.load(self.uri))
 
     def graph(self, *, branch: str | None = None, version: int | str | None = None) -> DataFrame:
-        """Return the whole graph as one frame (`unpack` takes it apart).
+        """Return the whole graph as one frame (`unpack` takes it apart); it narrows itself.
 
         Raises:
             AnalysisException: with the typed error's text.
         """
-        return self._reader(branch, version).load(self.uri)
+        return self._narrowing(self._reader(branch, version).load(self.uri))
 
     def tables(self, *, branch: str | None = None, version: int | str | None = None) -> DataFrame:
         """Return the tables of a snapshot: key, versions, rows, location.
@@ -239,7 +243,7 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
         tables = (
             self.tables(branch=branch, version=version).select("table_key", "version").collect()
         )
-        names = _view_names(prefix, [row.table_key for row in tables])
+        names = view_names(prefix, [row.table_key for row in tables])
         for row in tables:
             pinned = self.table(row.table_key, branch=branch, version=row.version)
             pinned.createOrReplaceTempView(names[row.table_key])
@@ -269,7 +273,7 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
 
         given = {**self._spark_storage(), **_pins(branch, version)}
         keys = self.tables(branch=branch, version=version).select("table_key").collect()
-        names = _view_names(prefix, [row.table_key for row in keys])
+        names = view_names(prefix, [row.table_key for row in keys])
         return catalog.create_tables(self.spark, self.uri, given, database, names)
 
     @overload
@@ -328,6 +332,11 @@ class OmniGraph(RefMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
         reader = self.spark.read.format(FORMAT).options(**self._spark_storage())
         return reader.options(**_pins(branch, version))
 
+    def _narrowing(self, frame: DataFrame) -> DataFrame:
+        from omnigraph_spark.narrowing.frames import narrowing
+
+        return narrowing(frame)
+
     def _spark_storage(self) -> dict[str, str]:
         return {f"storage.{key}": value for key, value in self.storage.items()}
 
@@ -344,12 +353,3 @@ def _pins(branch: str | None, version: int | str | None) -> dict[str, str]:
         is_time = times.is_like_time(str(version))
         pins["timestampAsOf" if is_time else "versionAsOf"] = str(version)
     return pins
-
-
-def _view_names(prefix: str, keys: list[str]) -> dict[str, str]:
-    kinds = {key: layout.split_table_key(key) for key in keys}
-    lowered = [name.lower() for _, name in kinds.values()]
-    return {
-        key: f"{prefix}{name}" if lowered.count(name.lower()) == 1 else f"{prefix}{kind}_{name}"
-        for key, (kind, name) in kinds.items()
-    }

@@ -93,6 +93,12 @@ def push(
     return Pushed({key: conjunction(parts) for key, parts in predicates.items()}, tuple(handled))
 
 
+def names_one_of(one: Any, columns: Sequence[str]) -> bool:
+    """Tell whether a filter is on one of the columns, or on a field of one."""
+    path = getattr(_leaf(one)[0], "attribute", None)
+    return isinstance(path, tuple) and bool(path) and path[0] in columns
+
+
 def conjunction(parts: Iterable[Predicate]) -> Predicate:
     """Return the AND of predicates."""
     return _joined(parts, "AND", True)

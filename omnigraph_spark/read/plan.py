@@ -117,6 +117,17 @@ def plan(
     return [_partition(group) for group in shared_out(sized, max_partition_bytes)]
 
 
+def first_rows(partitions: Sequence[Partition], most: int) -> list[Partition]:
+    """Return the first partitions that have `most` rows together; for scans without a filter."""
+    kept: list[Partition] = []
+    for partition in partitions:
+        if most <= 0:
+            break
+        kept.append(partition)
+        most -= sum(scan.expected_rows for scan in partition)
+    return kept
+
+
 def shared_out(sized: Sequence[tuple[int, _Item]], most: int) -> list[list[_Item]]:
     """Return items of a size in groups, in order, as even as they can be without being more.
 

@@ -123,6 +123,21 @@ class OmnigraphDataSource(DataSource):
             self._stream = loading.resolve_stream(self.options, self._load)
         return self._stream
 
+    def pinned(self) -> Load | None:
+        """Return what this source is pinned to, None for a catalog table: that reads the newest.
+
+        Raises:
+            OmnigraphError: as `schema`.
+        """
+        return self._loaded() if "path" in self.options or self._load is not None else None
+
+    def with_load(self, load: Load) -> OmnigraphDataSource:
+        """Return a source of the same options that is pinned to another load; opens nothing."""
+        made = OmnigraphDataSource({})
+        made.options = self.options
+        made._load = load
+        return made
+
     def _loaded(self) -> Load:
         if self._failure is not None:
             raise self._failure

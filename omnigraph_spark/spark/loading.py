@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from omnigraph_spark.spark.stream_reader import StreamLoad
+    from omnigraph_spark.read.plan import Partition
+    from omnigraph_spark.spark.reader import OmnigraphReader, Pushed
 
 
 @dataclass
@@ -52,6 +54,8 @@ class Load:
     feed: Feed | None = field(default=None, repr=False)
     feed_tables: Mapping[str, StructType] | None = field(default=None, repr=False)
     name: str = field(default_factory=new_ulid, repr=False)
+    pushed: Pushed | None = None
+    planned: list[Partition] | None = field(default=None, repr=False)
 
     def schema(self) -> StructType:
         """Return the frame's columns.
@@ -81,7 +85,6 @@ class Load:
             OmnigraphError: as `schema`, and a user's schema that isn't the frame's.
         """
         from omnigraph_spark.spark.feed_reader import FeedReader, MetadataReader
-        from omnigraph_spark.spark.reader import OmnigraphReader
 
         if self.span is not None:
             feed, tables = self._feed(self.span)
@@ -90,8 +93,24 @@ class Load:
             return FeedReader(self.storage, feed, tables, most, schema, alone)
         if self.options.metadata is not None:
             return MetadataReader(self.storage, self.snapshot, self.options.metadata, schema)
+        return self.rows_reader(schema)
+
+    def rows_reader(self, schema: StructType) -> OmnigraphReader:
+        """Return the reader of rows, of a load that is neither a feed nor a metadata frame.
+
+        Raises:
+            OmnigraphError: as `schema`, and a user's schema that isn't the frame's.
+        """
+        from omnigraph_spark.spark.reader import OmnigraphReader
+
         return OmnigraphReader(
-            self.storage, self.snapshot, self.options, schema, self.table_schemas
+            self.storage,
+            self.snapshot,
+            self.options,
+            schema,
+            self.table_schemas,
+            self.pushed,
+            self.planned,
         )
 
     def _feed(self, span: changes.Span) -> tuple[Feed, Mapping[str, StructType]]:

@@ -7,7 +7,7 @@ the tasks; all that it holds is plain data. `partitions` runs on the driver, `re
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -37,6 +37,19 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+@dataclass(frozen=True)
+class Pushed:
+    """What a query lets a scan leave out; plain data, worked out on the driver.
+
+    Attributes:
+        predicates: Per table key what its rows must satisfy; a key that is missing: all rows.
+        limit: As many rows are enough, the first ones in order; None for all.
+    """
+
+    predicates: Mapping[str, filters.Predicate] = field(default_factory=dict)
+    limit: int | None = None
+
+
 class OmnigraphInputPartition(InputPartition):
     """Some scans of tables, plain data; see `plan.Scan`."""
 
@@ -54,6 +67,8 @@ class OmnigraphReader(DataSourceReader):
         options: ReadOptions,
         schema: StructType,
         table_schemas: Mapping[str, pa.Schema] | None = None,
+        pushed: Pushed | None = None,
+        planned: list[plan.Partition] | None = None,
     ) -> None:
         """Check the frame's columns against the tables'; on the driver.
 
@@ -64,6 +79,8 @@ class OmnigraphReader(DataSourceReader):
             schema: The frame's columns: what `read_schema` gave, or a user's choice and order.
             table_schemas: The stored schemas by table key, where they are known already; that saves
                 opening every table.
+            pushed: What the query lets the scan leave out, where that is known (`narrow`).
+            planned: What `plan_now` gave before, where it did.
 
         Raises:
             TableNotFoundError: the snapshot has no such table.
@@ -79,23 +96,37 @@ class OmnigraphReader(DataSourceReader):
             key: replace(snapshot.entry(key), metadata={}) for key in self._columns.tables
         }
         self._predicates: dict[str, filters.Predicate] = dict.fromkeys(self._entries, True)
+        self._limit: int | None = None
+        self._planned = planned
+        if pushed is not None:
+            self._predicates |= pushed.predicates
+            self._limit = pushed.limit
+            return
         if options.push_down_filters and hasattr(DataSourceReader, "pushFilters"):
             self.pushFilters = _PushFilters(self)  # type: ignore[method-assign,assignment]
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state.pop("pushFilters", None)  # of use on the driver only
+        state["_planned"] = None  # a task gets its own part
         return state
+
+    @property
+    def columns(self) -> FrameColumns:
+        """Return which stored columns the frame's are read from, by table."""
+        return self._columns
 
     def push(self, spark_filters: Sequence[Any]) -> Iterable[Any]:
         """Take over the filters that Lance answers exactly; return those left to Spark."""
+        # No table stores them, and a column that a table lacks counts as null there.
+        computed = [filters.names_one_of(one, self._columns.metadata) for one in spark_filters]
+        stored = [one for one, is_not in zip(spark_filters, computed, strict=True) if not is_not]
         pushed = filters.push(
-            spark_filters, self._columns.fields, TABLE if self._columns.whole_graph else None
+            stored, self._columns.fields, TABLE if self._columns.whole_graph else None
         )
         self._predicates = dict(pushed.predicates)
-        return [
-            one for one, handled in zip(spark_filters, pushed.handled, strict=True) if not handled
-        ]
+        left = [one for one, handled in zip(stored, pushed.handled, strict=True) if not handled]
+        return [*left, *(one for one, is_ in zip(spark_filters, computed, strict=True) if is_)]
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the read; on the driver, once per action, from metadata of the tables that are left.
@@ -103,12 +134,19 @@ class OmnigraphReader(DataSourceReader):
         Raises:
             StorageError: a table isn't there, or the store failed.
         """
+        planned = self.plan_now() if self._planned is None else self._planned
+        return [OmnigraphInputPartition(scans) for scans in planned]
+
+    def plan_now(self) -> list[plan.Partition]:
+        """Plan the read in this process; raises as `partitions`, whose plain data it returns."""
         left = [entry for key, entry in self._entries.items() if self._kept(key) is not False]
         datasets = plan.open_tables(self._storage, left)
         filtered = {entry.table_key: self._filter(entry.table_key) is not None for entry in left}
         shares = {key: self._share(key, datasets[key]) for key in filtered}
         planned = plan.plan(left, datasets, self._options.max_partition_bytes, filtered, shares)
-        return [OmnigraphInputPartition(scans) for scans in planned]
+        if self._limit is None or any(filtered.values()):
+            return planned
+        return plan.first_rows(planned, self._limit)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Give the rows of one partition; on an executor, restarted from the beginning on a retry.
@@ -122,10 +160,15 @@ class OmnigraphReader(DataSourceReader):
         """
         # Spark makes InputPartition(None) of an empty list (FACTS 5); 4.0 makes None of it.
         scans: plan.Partition = () if partition is None else partition.value or ()
+        left = self._limit
         for scan in scans:
-            yield from self._scan(scan)
+            for batch in self._scan(scan, left):
+                yield batch
+                left = None if left is None else left - batch.num_rows
+            if left is not None and left <= 0:
+                return
 
-    def _scan(self, scan: plan.Scan) -> Iterator[pa.RecordBatch]:
+    def _scan(self, scan: plan.Scan, most: int | None) -> Iterator[pa.RecordBatch]:
         target = spark_types.arrow_schema(self._schema)
         names = self._names(scan.table_key)
         where = self._filter(scan.table_key)
@@ -133,26 +176,32 @@ class OmnigraphReader(DataSourceReader):
         with translated(f"Reading {scan.table_key} of {self._storage.root}"):
             dataset = opened(self._storage, scan)
             stored = dataset.schema
-            for batch in self._scanner(dataset, scan, names, where).to_batches():
+            for batch in self._scanner(dataset, scan, names, where, most).to_batches():
                 count += batch.num_rows
                 if batch.num_rows:
                     yield self._framed(batch, target, scan.table_key, stored)
-        if where is None and count != scan.expected_rows:
+        expected = scan.expected_rows if most is None else min(most, scan.expected_rows)
+        if where is None and count != expected:
             raise StorageError(
                 f"Reading {scan.table_key} of {self._storage.root} gave another number of rows",
-                expected=f"{scan.expected_rows} rows in fragments {list(scan.fragments)[:20]}",
+                expected=f"{expected} rows in fragments {list(scan.fragments)[:20]}",
                 found=f"{count} rows",
                 hint="The table's files are damaged; compare them with a copy",
             )
 
     def _scanner(
-        self, dataset: LanceDataset, scan: plan.Scan, names: list[str], where: str | None
+        self,
+        dataset: LanceDataset,
+        scan: plan.Scan,
+        names: list[str],
+        where: str | None,
+        most: int | None,
     ) -> Any:
-        offset = limit = None
+        offset, limit = None, most
         if scan.rows is not None:
             start, end = scan.rows
             if where is None:
-                offset, limit = start, end - start
+                offset, limit = start, min(end - start, end if most is None else most)
             else:
                 first = scan.fragments[0] << 32
                 where = f"({where}) AND (_rowaddr >= {first + start} AND _rowaddr < {first + end})"

@@ -32,6 +32,7 @@ KNOW_SPARK = {
     "merge.diff",
     "merge.merge",
     "merge.on_spark",
+    "narrowing",
     "schema_changes",
     "spark",
 }
@@ -42,6 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("graph",),
     ("api",),
     ("merge", "schema_changes"),
+    ("narrowing",),
     ("spark", "maintenance"),
     ("write.commit",),
     ("write.tasks", "read"),

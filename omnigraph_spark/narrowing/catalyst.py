@@ -1,0 +1,329 @@
+"""Spark's plans, by py4j: the only module that touches classes of Catalyst and of Python sources.
+
+None of them is public API. What is used here is pinned by `tests/contract/test_catalyst_facts.py`
+on both ends of the range of versions, and whoever calls this leaves a frame as it was if anything
+fails. It runs on the driver, starts no job, and changes nothing that the session can see.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql import SparkSession
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+from pyspark.sql.types import StructType
+
+from omnigraph_spark.narrowing import needs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from omnigraph_spark.spark.datasource import OmnigraphDataSource
+
+_SHORT_NAME = "omnigraph"
+# They depend on the order of rows within a group, and on nothing else.
+_BY_ORDER = frozenset({"CollectList", "CollectSet", "First", "Last"})
+# In the plans that are only looked at: lists stay lists of literals, and nothing is pushed.
+_PLANNING = {
+    "spark.sql.optimizer.inSetConversionThreshold": "1000000",
+    "spark.sql.python.filterPushdown.enabled": "false",
+}
+_NONDETERMINISTIC = "org.apache.spark.sql.catalyst.expressions.Nondeterministic"
+_USERS = ("UDF", "UDAF", "Aggregator")
+_pickled: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
+
+
+class Scan:
+    """One omnigraph scan of a query: its relation in the plan, and its data source."""
+
+    def __init__(self, relation: Any, options: Mapping[str, str]) -> None:
+        self.relation = relation
+        self.options = options
+        self.table = relation.table()
+        self.schema: StructType = StructType.fromJson(json.loads(relation.schema().json()))
+
+    def source(self) -> OmnigraphDataSource:
+        """Return the data source itself, with the snapshot that it is pinned to."""
+        owner = _field(self.table, "ds").get(self.table)
+        made = _field(owner, "dataSourceInPython").get(owner)
+        if made is None:
+            raise ValueError("the scan has no Python data source")
+        source: OmnigraphDataSource = _pickled.loads(bytes(made.dataSource()))
+        return source
+
+
+class Query:
+    """A classic frame's plan, to be looked at and to be made anew with other scans.
+
+    Attributes:
+        scans: The omnigraph scans in it, those of subqueries included.
+    """
+
+    def __init__(self, frame: DataFrame) -> None:
+        """Look at a frame's analyzed plan.
+
+        Raises:
+            Py4JError, TypeError, AttributeError, ValueError: this Spark is another than is known.
+        """
+        self._frame = frame
+        self.spark: SparkSession = frame.sparkSession
+        self._jvm: Any = self.spark._jvm
+        self._session: Any = self.spark._jsparkSession
+        self._execution = frame._jdf.queryExecution()
+        self._plan = self._execution.analyzed()
+        self.scans = [Scan(leaf, options) for leaf, options in self._relations()]
+
+    def _relations(self) -> Iterator[tuple[Any, Mapping[str, str]]]:
+        plans = [self._plan, *_each(self._plan.subqueriesAll())]
+        seen: list[Any] = []
+        for plan in plans:
+            for leaf in _each(plan.collectLeaves()):
+                if _class(leaf) != "DataSourceV2Relation" or leaf in seen:
+                    continue
+                table = leaf.table()
+                if _class(table) == "PythonTable" and table.name() == _SHORT_NAME:
+                    seen.append(leaf)
+                    options = leaf.options().asCaseSensitiveMap()
+                    yield leaf, {str(key).lower(): str(options[key]) for key in options}
+
+    @property
+    def is_bare(self) -> bool:
+        """Tell whether the frame is a scan and nothing else."""
+        return _class(self._plan) == "DataSourceV2Relation"
+
+    def is_cached(self) -> bool:
+        """Tell whether Spark would take a part of the query from its cache."""
+        if self._session.sharedState().cacheManager().isEmpty():
+            return False
+        return "InMemoryRelation" in self._execution.withCachedData().toString()
+
+    def unsteady(self) -> set[str]:
+        """Return the kinds of expressions by which two runs of the query may differ."""
+        plans = [self._plan, *_each(self._plan.subqueriesAll())]
+        found: set[str] = set()
+        pattern = self._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+        if self._plan.containsPattern(pattern.CURRENT_LIKE()):
+            found.add("the time of the query")  # the planned one would be before the one that runs
+        for plan in plans:
+            if not plan.deterministic():
+                _unsteady(_gateway(self.spark), plan, found)
+        return found - _BY_ORDER
+
+    def optimized(self) -> tuple[str, Callable[[int], list[Any] | None]]:
+        """Return the JSON of the optimized plan, its scans tagged, and what reads local columns.
+
+        The function returns the values of a column (by expression id) of a local relation, None
+        where there is no such.
+        """
+        tagged = [
+            (scan.relation, self._tagged(number, scan.relation))
+            for number, scan in enumerate(self.scans)
+        ]
+        with _planner(self.spark) as planner:
+            frame = self._of_rows(planner, self._with(tagged))
+            plan = frame.queryExecution().optimizedPlan()
+            text = plan.toJSON()
+        return text, lambda key: self._local(plan, key)
+
+    def zone(self) -> str:
+        """Return the time zone in which `optimized` shows timestamps."""
+        conf = self._jvm.org.apache.spark.sql.internal.SQLConf.get()
+        return str(conf.sessionLocalTimeZone())
+
+    def made(self, plans: Mapping[int, Any]) -> DataFrame:
+        """Return the frame with other plans for some scans, by their numbers."""
+        pairs = [(self.scans[number].relation, plan) for number, plan in plans.items()]
+        made = self._of_rows(self._session, self._with(pairs))
+        return ClassicDataFrame(made, self.spark)
+
+    def scan_of(
+        self, scan: Scan, source: OmnigraphDataSource, schema: StructType, shown: str
+    ) -> Any:
+        """Return the plan of a scan of a data source that this process made and pinned."""
+        jschema = self._jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json())
+        sources = self._jvm.org.apache.spark.sql.execution.datasources.v2.python
+        owner = sources.PythonDataSourceV2()
+        owner.setShortName(_SHORT_NAME)
+        made = sources.PythonDataSourceCreationResult(bytearray(_pickled.dumps(source)), jschema)
+        _field(owner, "dataSourceInPython").set(owner, made)
+        table = sources.PythonTable(owner, shown, jschema)
+        none = self._jvm.scala.Option.empty()
+        read = [
+            one.newInstance() for one in _each(scan.relation.output()) if one.name() in schema.names
+        ]
+        # The names of a catalog table would stand for it in Spark's cache.
+        return self._as(scan, self._copy(scan.relation, table, self._seq(read), none, none))
+
+    def rows_of(self, scan: Scan, frame: DataFrame) -> Any:
+        """Return the plan of a frame of Spark's own in the place of a scan."""
+        return self._as(scan, frame._jdf.queryExecution().analyzed())
+
+    def _as(self, scan: Scan, plan: Any) -> Any:
+        """Return a plan with the scan's columns: those it lacks are read by nobody."""
+        there = {str(one.name()): one for one in _each(plan.output())}
+        columns = []
+        for one in _each(scan.relation.output()):
+            child = there.get(str(one.name()))
+            if child is None:
+                child = self._filler(one)
+            columns.append(self._alias(child, one))
+        logical = self._jvm.org.apache.spark.sql.catalyst.plans.logical
+        return logical.Project(self._seq(columns), plan)
+
+    def _filler(self, one: Any) -> Any:
+        """Return what stands for a column that nobody reads: as the column, null only if it may.
+
+        The optimizer knows which columns are never null, and counts those that are, unread.
+        """
+        literal = self._jvm.org.apache.spark.sql.catalyst.expressions.Literal
+        if one.nullable():
+            return literal.create(None, one.dataType())
+        return literal.default(one.dataType())
+
+    def _alias(self, child: Any, one: Any) -> Any:
+        alias = self._jvm.org.apache.spark.sql.catalyst.expressions.Alias
+        metadata = self._jvm.scala.Option.apply(one.metadata())
+        return alias(child, one.name(), one.exprId(), one.qualifier(), metadata, self._seq([]))
+
+    def _tagged(self, number: int, relation: Any) -> Any:
+        """Return a relation whose columns' names say which they are, through all renumbering."""
+        output = [
+            one.withName(needs.tag(number, place))
+            for place, one in enumerate(_each(relation.output()))
+        ]
+        return self._copy(relation, relation.table(), self._seq(output))
+
+    def _copy(self, relation: Any, *first: Any) -> Any:
+        """Return a relation with other first parts: table, output, catalog, identifier."""
+        rest = [relation.productElement(at) for at in range(len(first), relation.productArity())]
+        parts = [*first, *rest]
+        array = _gateway(self.spark).new_array(self._jvm.java.lang.Object, len(parts))
+        for at, part in enumerate(parts):
+            array[at] = part
+        return relation.makeCopy(array)
+
+    def _with(self, pairs: Sequence[tuple[Any, Any]]) -> Any:
+        """Return the query's plan with nodes replaced, those in subqueries included."""
+        known = self._jvm.java.util.HashMap()
+        for old, new in pairs:
+            known.put(old, new)
+        wrapped = self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(known)
+        return self._plan.transformUpWithSubqueries(wrapped)
+
+    def _of_rows(self, session: Any, plan: Any) -> Any:
+        return self._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, plan)
+
+    def _local(self, plan: Any, key: int) -> list[Any] | None:
+        """Return the values of a column of a local relation of a plan; starts no job."""
+        for leaf in _each(plan.collectLeaves()):
+            if _class(leaf) != "LocalRelation":
+                continue
+            for one in _each(leaf.output()):
+                if one.exprId().id() == key:
+                    logical = self._jvm.org.apache.spark.sql.catalyst.plans.logical
+                    column = logical.Project(self._seq([one]), leaf)
+                    made = ClassicDataFrame(self._of_rows(self._session, column), self.spark)
+                    return [row[0] for row in made.collect()]
+        return None
+
+    def _seq(self, items: Sequence[Any]) -> Any:
+        array = self._jvm.java.util.ArrayList()
+        for one in items:
+            array.add(one)
+        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(array).toSeq()
+
+
+def sql_over(
+    spark: SparkSession,
+    views: Mapping[str, DataFrame],
+    text: str,
+    args: Mapping[str, Any] | list[Any] | None,
+) -> DataFrame:
+    """Return a query over frames by name; their views live in a copy of the session.
+
+    Raises:
+        AnalysisException, ParseException: the query is wrong.
+    """
+    jvm: Any = spark._jvm
+    rows = jvm.org.apache.spark.sql.classic.Dataset
+    apart = spark._jsparkSession.cloneSession()
+    for name, frame in views.items():
+        plan = frame._jdf.queryExecution().analyzed()
+        rows.ofRows(apart, plan).createOrReplaceTempView(f"`{name}`")
+    session = SparkSession(spark.sparkContext, apart)
+    given: Any = args
+    made = session.sql(text) if given is None else session.sql(text, given)
+    plan = made._jdf.queryExecution().analyzed()
+    return ClassicDataFrame(rows.ofRows(spark._jsparkSession, plan), spark)
+
+
+class _planner:
+    """A session like the user's, for plans that are only looked at; its settings are as of now."""
+
+    _known: ClassVar[WeakKeyDictionary[SparkSession, Any]] = WeakKeyDictionary()
+    _lock = threading.Lock()
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def __enter__(self) -> Any:
+        self._lock.acquire()
+        try:
+            own = self._spark._jsparkSession
+            planner = self._known.get(self._spark)
+            if planner is None:
+                planner = own.cloneSession()
+                self._known[self._spark] = planner
+            settings = planner.sessionState().conf().settings()
+            settings.clear()
+            settings.putAll(own.sessionState().conf().settings())
+            for key, value in _PLANNING.items():
+                settings.put(key, value)
+            return planner
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def _unsteady(gateway: Any, plan: Any, found: set[str]) -> None:
+    for one in _each(plan.expressions()):
+        if not one.deterministic():
+            _unsteady_expression(gateway, one, found)
+    for child in _each(plan.children()):
+        if not child.deterministic():
+            _unsteady(gateway, child, found)
+
+
+def _unsteady_expression(gateway: Any, one: Any, found: set[str]) -> None:
+    below = [child for child in _each(one.children()) if not child.deterministic()]
+    if not below or _class(one).endswith(_USERS) or is_instance_of(gateway, one, _NONDETERMINISTIC):
+        found.add(_class(one))
+    for child in below:
+        _unsteady_expression(gateway, child, found)
+
+
+def _gateway(spark: SparkSession) -> Any:
+    return spark.sparkContext._gateway
+
+
+def _each(items: Any) -> list[Any]:
+    return [items.apply(at) for at in range(items.size())]
+
+
+def _class(item: Any) -> str:
+    return str(item.getClass().getSimpleName())
+
+
+def _field(item: Any, name: str) -> Any:
+    field = item.getClass().getDeclaredField(name)
+    field.setAccessible(True)
+    return field

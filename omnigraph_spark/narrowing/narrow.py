@@ -1,0 +1,400 @@
+"""`narrow`: an equal frame whose scans read what the query needs; on the driver, without a job."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
+
+from omnigraph_spark import options
+from omnigraph_spark.arrow.frame_batches import TABLE
+from omnigraph_spark.errors import OmnigraphError, OptionError
+from omnigraph_spark.narrowing import needs, predicates, trees
+from omnigraph_spark.read import plan
+from omnigraph_spark.read.filters import Predicate
+from omnigraph_spark.spark import catalog, loading
+from omnigraph_spark.spark.frame_schema import METADATA_COLUMNS
+from omnigraph_spark.spark.reader import Pushed
+
+if TYPE_CHECKING:
+    from omnigraph_spark.narrowing.catalyst import Query, Scan
+    from omnigraph_spark.narrowing.needs import Use
+    from omnigraph_spark.spark.datasource import OmnigraphDataSource
+    from omnigraph_spark.spark.loading import Load
+
+MOST_IDS = 5_000
+"""Values of a join's small side that are looked up in the scan of the other side."""
+MOST_CASES = 64
+"""Tables whose rows are counted, by `_table`, without reading any."""
+
+_log = logging.getLogger(__name__)
+
+# What this Spark does otherwise than is known, or a graph that can't be read: the frame stays.
+_OTHERWISE = (
+    Py4JError,
+    PySparkException,
+    OmnigraphError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ImportError,
+)
+
+
+@dataclass(frozen=True)
+class ScanReport:
+    """What a narrowed scan reads.
+
+    Attributes:
+        table: Table key, or `graph` for a whole-graph frame.
+        columns: Columns that are read; empty where rows are only counted.
+        filters: Predicates in Lance's SQL by table key; tables without one are read whole.
+        limit: As many rows are enough, None for all.
+        rows: Rows at most, from the tables' metadata.
+    """
+
+    table: str
+    columns: tuple[str, ...]
+    filters: Mapping[str, str]
+    limit: int | None
+    rows: int
+
+    def __str__(self) -> str:
+        where = "; ".join(dict.fromkeys(_short(one) for one in self.filters.values()))
+        parts = [
+            f"{self.table} [{', '.join(self.columns)}]",
+            f"where {where}" if where else "",
+            "" if self.limit is None else f"limit {self.limit}",
+            f"of {self.rows} rows",
+        ]
+        return " ".join(part for part in parts if part)
+
+
+def narrow(frame: DataFrame) -> DataFrame:
+    """Return an equal frame whose scans of graphs read what the query needs, and no more.
+
+    Runs on the driver, plans the scans now, reads no rows but for the few of a join's small side,
+    and starts no job. The frame comes back as it was where that isn't possible: Spark Connect,
+    streaming, cached data, nondeterministic expressions, a version of Spark that isn't known; the
+    reason is logged at DEBUG. The scans are pinned: those of catalog tables, too, to the versions
+    that are the newest now, one for each graph and branch.
+
+    Raises:
+        OptionError: `frame` is something else.
+    """
+    if not isinstance(frame, DataFrame):
+        raise OptionError(
+            "Only a frame can be narrowed", expected="a DataFrame", found=type(frame).__name__
+        )
+    return narrowed(frame)[0]
+
+
+def narrowed(frame: DataFrame) -> tuple[DataFrame, list[ScanReport]]:
+    """Return an equal frame as `narrow`, and what its scans read (none where it stayed)."""
+    started = time.perf_counter()
+    reports: list[ScanReport] = []
+    try:
+        made, reports = _narrowed(frame)
+    except _OTHERWISE as error:
+        _log.debug("A frame stays as it is: %s: %s", type(error).__name__, error)
+        return frame, []
+    if reports:
+        took = time.perf_counter() - started
+        _log.debug("Narrowed in %.3f s: %s", took, "; ".join(str(one) for one in reports))
+    return made, reports
+
+
+def _narrowed(frame: DataFrame) -> tuple[DataFrame, list[ScanReport]]:
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+
+    from omnigraph_spark.narrowing.catalyst import Query
+
+    if not isinstance(frame, ClassicDataFrame):
+        return _stays(frame, "it is no classic frame")
+    if frame.isStreaming:
+        return _stays(frame, "it is a stream")
+    query = Query(frame)
+    if not query.scans or query.is_bare:
+        return frame, []
+    if query.is_cached():
+        return _stays(frame, "Spark has cached a part of it")
+    unsteady = query.unsteady()
+    if unsteady:
+        return _stays(frame, f"it isn't deterministic: {', '.join(sorted(unsteady))}")
+    text, local = query.optimized()
+    tree = trees.parse(text)
+    if '.Sample"' in text:
+        return _stays(frame, "it is a sample")
+    work = _Narrowing(query, needs.uses(tree), local)
+    plans, reports = work.all()
+    if not plans:
+        return frame, []
+    made = query.made(plans)
+    if made.schema.json() != frame.schema.json():
+        return _stays(frame, "its schema would be another")
+    return made, reports
+
+
+def _stays(frame: DataFrame, why: str) -> tuple[DataFrame, list[ScanReport]]:
+    _log.debug("A frame stays as it is: %s", why)
+    return frame, []
+
+
+@dataclass
+class _Known:
+    """A scan that can be narrowed: its data source, what it is pinned to, and its columns."""
+
+    scan: Scan
+    source: OmnigraphDataSource
+    load: Load
+    reader: predicates.Reader
+
+
+class _Narrowing:
+    """The work on one query."""
+
+    def __init__(
+        self,
+        query: Query,
+        uses: Mapping[int, list[Use]],
+        local: Callable[[int], list[Any] | None],
+    ) -> None:
+        self._query = query
+        self._uses = uses
+        self._local = local
+        self._zone = query.zone()
+        self._snapshots: dict[tuple[object, ...], Load] = {}
+        self._known: dict[int, _Known | None] = {}
+
+    def all(self) -> tuple[dict[int, Any], list[ScanReport]]:
+        """Return the plans in place of scans, by number, and what they read."""
+        plans: dict[int, Any] = {}
+        reports: list[ScanReport] = []
+        for number, uses in self._uses.items():
+            try:
+                done = self._one(number, uses)
+            except _OTHERWISE as error:
+                _log.debug("A scan stays as it is: %s: %s", type(error).__name__, error)
+                continue
+            if done is not None:
+                plans[number], report = done
+                reports.append(report)
+        return plans, reports
+
+    def _one(self, number: int, uses: list[Use]) -> tuple[Any, ScanReport] | None:
+        known = self._know(number)
+        if known is None:
+            return None
+        scan, load = known.scan, known.load
+        names = scan.schema.names
+        columns = set[int]().union(*(use.columns for use in uses))
+        pushed = self._pushed(known, uses)
+        free = all(one is True for one in pushed.predicates.values())
+        plain = free and pushed.limit is None and load.options.filter is None
+        if plain and {names[place] for place in columns} <= {TABLE}:
+            counted = self._counted(known, bool(columns))
+            if counted is not None:
+                return counted
+        if plain and len(columns) == len(names):
+            return None
+        kept = [place for place in range(len(names)) if place in columns] or [
+            _cheapest(scan.schema)
+        ]
+        schema = StructType([scan.schema.fields[place] for place in kept])
+        return self._scanned(known, schema, pushed)
+
+    def _know(self, number: int) -> _Known | None:
+        if number not in self._known:
+            self._known[number] = self._look(self._query.scans[number])
+        return self._known[number]
+
+    def _look(self, scan: Scan) -> _Known | None:
+        """Return what is known of a scan; None where it is none of rows, or narrowed already."""
+        if scan.options.get("pushdownfilters", "false").lower() == "true":
+            return None
+        source = scan.source()
+        load = source.pinned()
+        if load is None:
+            load = self._newest(scan.schema)
+        asked = load.options
+        if load.span is not None or asked.metadata is not None or asked.push_down_filters:
+            return None
+        if load.pushed is not None:
+            return None
+        columns = load.rows_reader(scan.schema).columns
+        reader = predicates.Reader(
+            tables=columns.fields,
+            table_column=TABLE if columns.whole_graph else None,
+            names=[None if name in METADATA_COLUMNS else name for name in scan.schema.names],
+            zone=self._zone,
+        )
+        return _Known(scan, source, load, reader)
+
+    def _newest(self, schema: StructType) -> Load:
+        """Return what a catalog table means now, the same snapshot for all of a graph's branch."""
+        raw = options.for_scope(catalog.read_options(schema), options.READ)
+        load = loading.resolve(raw)
+        asked = load.options
+        key = (load.storage.root, asked.branch, asked.version_as_of, asked.timestamp_as_of)
+        if load.span is None:
+            first = self._snapshots.setdefault(key, load)
+            load = replace(load, snapshot=first.snapshot)
+        if asked.table is not None:
+            load.snapshot.resolve(asked.table)
+        return load
+
+    def _pushed(self, known: _Known, uses: list[Use]) -> Pushed:
+        """Return what all uses of a scan let it leave out."""
+        kept: dict[str, Predicate] | None = None
+        limits: list[int | None] = []
+        for use in uses:
+            one = known.reader.pushed(use.conditions)
+            limits.append(use.limit if one.exact else None)
+            found: Mapping[str, Predicate] = one.predicates
+            if use.limit is None:
+                found = self._joined(known, use, found)
+            kept = dict(found) if kept is None else predicates.either(kept, found)
+        most = [limit for limit in limits if limit is not None]
+        enough = max(most) if len(most) == len(limits) == 1 else None
+        return Pushed(kept or {}, enough)
+
+    def _joined(
+        self, known: _Known, use: Use, found: Mapping[str, Predicate]
+    ) -> Mapping[str, Predicate]:
+        """Return predicates and the values of joins' small sides, where an index finds those."""
+        for partner in use.joins:
+            values = self._values(partner)
+            if values is None:
+                continue
+            wanted = known.reader.is_in(partner.place, [*dict.fromkeys(values)])
+            if wanted is not None and self._is_indexed(known, wanted):
+                found = predicates.both(found, wanted)
+        return found
+
+    def _values(self, partner: needs.Partner) -> list[Any] | None:
+        """Return the values of a join's other side, None where it isn't known to be small."""
+        values = self._local(partner.key)
+        if values is None:
+            values = self._looked_up(partner.key)
+        if values is None or len(values) > MOST_IDS:
+            return None
+        return [value for value in values if value is not None]
+
+    def _looked_up(self, key: int) -> list[Any] | None:
+        """Return the values of a column of another scan whose filter an index answers."""
+        for number, uses in self._uses.items():
+            for use in uses:
+                if key not in use.output:
+                    continue
+                known = self._know(number)
+                if known is None or known.reader.table_column is not None:
+                    return None
+                return _few(known, use, use.output[key])
+        return None
+
+    def _is_indexed(self, known: _Known, wanted: Mapping[str, Predicate]) -> bool:
+        texts = {key: one for key, one in wanted.items() if isinstance(one, str)}
+        entries = [known.load.snapshot.entry(key) for key in texts]
+        datasets = plan.open_tables(known.load.storage, entries)
+        return all(plan.index_answers(datasets[key], text) for key, text in texts.items())
+
+    def _counted(self, known: _Known, by_table: bool) -> tuple[Any, ScanReport] | None:
+        """Return as many rows as the tables have, without reading any; None for many tables."""
+        load = known.load
+        keys = [*known.reader.tables]
+        if by_table and len(keys) > MOST_CASES:
+            return None
+        datasets = plan.open_tables(load.storage, [load.snapshot.entry(key) for key in keys])
+        counts = {
+            key: sum(one.metadata.num_rows for one in dataset.get_fragments())
+            for key, dataset in datasets.items()
+        }
+        rows = sum(counts.values())
+        frame = self._query.spark.range(rows)
+        if by_table:
+            frame = frame.select(_table_of(counts).alias(TABLE))
+        else:
+            frame = frame.select(frame["id"].alias("omnigraph row"))
+        report = ScanReport(_shown(known), (TABLE,) if by_table else (), {}, None, rows)
+        return self._query.rows_of(known.scan, frame), report
+
+    def _scanned(self, known: _Known, schema: StructType, pushed: Pushed) -> tuple[Any, ScanReport]:
+        load = replace(known.load, pushed=pushed, planned=None)
+        load.planned = load.rows_reader(schema).plan_now()
+        report = ScanReport(
+            _shown(known),
+            tuple(schema.names),
+            {key: one for key, one in pushed.predicates.items() if isinstance(one, str)},
+            pushed.limit,
+            sum(scan.expected_rows for scans in load.planned for scan in scans),
+        )
+        source = known.source.with_load(load)
+        return self._query.scan_of(known.scan, source, schema, f"omnigraph {report}"), report
+
+
+def _few(known: _Known, use: Use, place: int) -> list[Any] | None:
+    """Return a column's values of the rows that a scan's filter keeps, if an index finds few."""
+    pushed = known.reader.pushed(use.conditions)
+    ((key, where),) = pushed.predicates.items()
+    if where is False:
+        return []
+    if where is True or known.load.options.filter is not None:
+        return None
+    field = known.reader.tables[key].get(known.reader.names[place] or "")
+    dataset = plan.open_tables(known.load.storage, [known.load.snapshot.entry(key)])[key]
+    if field is None or not plan.index_answers(dataset, where):
+        return None
+    found = dataset.scanner(columns=[field.name], filter=where, limit=MOST_IDS + 1).to_table()
+    values: list[Any] = found.column(0).to_pylist()
+    return values
+
+
+def _table_of(counts: Mapping[str, int]) -> Any:
+    """Return the table key of a row by its number, as the rows of the tables follow each other."""
+    keys = [key for key, count in counts.items() if count]
+    if not keys:
+        return sf.lit("")
+    chosen: Any = sf
+    end = 0
+    for key in keys[:-1]:
+        end += counts[key]
+        chosen = chosen.when(sf.col("id") < end, key)
+    return sf.lit(keys[-1]) if chosen is sf else chosen.otherwise(keys[-1])
+
+
+def _cheapest(schema: StructType) -> int:
+    """Return the place of the column to read where no column's values count."""
+    kinds = [field.dataType.typeName() for field in schema.fields]
+    for kind in (
+        "boolean",
+        "byte",
+        "short",
+        "integer",
+        "float",
+        "date",
+        "long",
+        "double",
+        "string",
+    ):
+        if kind in kinds:
+            return kinds.index(kind)
+    return 0
+
+
+def _shown(known: _Known) -> str:
+    if known.reader.table_column is not None:
+        return "graph"
+    return next(iter(known.reader.tables))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -1,0 +1,261 @@
+"""What a query needs of each of its scans, read off its optimized plan; pure, no JVM.
+
+Spark's optimizer has done the thinking: it moved filters down to the scans, cut what nobody uses
+by projections, and put limits where they are enough. Two rules keep this right:
+
+- a column is left out only if no expression of the plan names it, and if no node above takes its
+  input as it comes (a union takes columns by place; so may nodes that aren't known here);
+- a filter or limit is taken over only if nothing but projections, filters and limits lie between it
+  and the scan, and no filter lies above a limit.
+
+The query must be deterministic, and hold no `Sample`: then its rows can't depend on columns that it
+doesn't name, nor on rows that each use of a scan throws away. The caller looks for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from omnigraph_spark.narrowing.trees import Tree, attribute, expr_id, within
+
+_TAG = "omnigraph scan "
+_RELATIONS = ("DataSourceV2ScanRelation", "DataSourceV2Relation")
+# What these need of their input their expressions say, and what they hand on is said above them.
+_SAY_WHAT_THEY_NEED = frozenset(
+    {
+        "Aggregate",
+        "ArrowEvalPython",
+        "BatchEvalPython",
+        "Expand",
+        "Filter",
+        "Generate",
+        "GlobalLimit",
+        "Join",
+        "LocalLimit",
+        "Offset",
+        "Project",
+        "RebalancePartitions",
+        "Repartition",
+        "RepartitionByExpression",
+        "Sort",
+        "Window",
+        "WindowGroupLimit",
+    }
+)
+# They hand on columns that they don't name.
+_HAND_ON = _SAY_WHAT_THEY_NEED - {"Aggregate", "Expand", "Project"}
+_LIMITS = ("GlobalLimit", "LocalLimit")
+
+
+@dataclass
+class Use:
+    """One use of a scan in the plan.
+
+    Attributes:
+        columns: Places of the columns that the plan uses, in the scan's output.
+        conditions: Filters that lie over the scan, each with the places of the columns behind the
+            expression ids that it names.
+        limit: As many rows are enough, None for all.
+        joins: Joins that throw away rows of the scan whose column (by place) has no partner.
+    """
+
+    output: Mapping[int, int]
+    columns: set[int] = field(default_factory=set)
+    conditions: list[tuple[Tree, Mapping[int, int]]] = field(default_factory=list)
+    limit: int | None = None
+    joins: list[Partner] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Partner:
+    """The other side of a join: rows of a scan without an equal value there don't count.
+
+    Attributes:
+        place: The scan's column that is compared.
+        side: The plan of the other side, and the expression id of its column.
+    """
+
+    place: int
+    side: Tree
+    key: int
+
+
+def tag(scan: int, place: int) -> str:
+    """Return the name of a column that marks which scan of the query it comes from."""
+    return f"{_TAG}{scan} column {place}"
+
+
+def uses(plan: Tree) -> dict[int, list[Use]]:
+    """Return the uses of the tagged scans of an optimized plan, by the number of the scan.
+
+    A scan that isn't in the result is used by nothing that is left of the query.
+
+    Raises:
+        ValueError, KeyError, TypeError, IndexError: the plan isn't of the form that is known.
+    """
+    walk = _Walk()
+    walk.visit(plan)
+    walk.take_all(plan)
+    found: dict[int, list[Use]] = {}
+    for scan, use in walk.found:
+        use.columns |= {place for id_, place in use.output.items() if id_ in walk.named}
+        found.setdefault(scan, []).append(use)
+    return found
+
+
+@dataclass
+class _Chain:
+    """Projections, filters and limits over a scan: which ids are which of its columns here."""
+
+    use: Use
+    places: Mapping[int, int]
+    limited: bool = False
+
+
+class _Walk:
+    """One walk over a plan."""
+
+    def __init__(self) -> None:
+        self.named: set[int] = set()
+        self.found: list[tuple[int, Use]] = []
+        self._outputs: dict[int, set[int]] = {}
+
+    def visit(self, node: Tree) -> _Chain | None:
+        """Look at a node and all below and within it; return the chain that it is the top of."""
+        if node.kind in _RELATIONS:
+            return self._scan(node)
+        id_ = attribute(node)
+        if id_ is not None:
+            self.named.add(id_)
+            return None
+        chains = [self.visit(child) for child in node.children]
+        for one in node.inner():
+            self.visit(one)
+            self.take_all(one)
+        if node.kind not in _SAY_WHAT_THEY_NEED:
+            for child in node.children:
+                self.take_all(child)
+        if node.kind == "Join":
+            _join(node, chains)
+        chain = chains[0] if len(chains) == 1 else None
+        return None if chain is None else _next(node, chain)
+
+    def take_all(self, node: Tree) -> None:
+        """Note that all columns count which a node hands on from scans."""
+        if node.is_expression:
+            return
+        if node.kind in _RELATIONS:
+            self.named |= {expr_id(one) for one in within(node.fields["output"])}
+        elif node.kind in _HAND_ON:
+            for child in node.children:
+                self.take_all(child)
+
+    def _scan(self, node: Tree) -> _Chain | None:
+        output = [*within(node.fields["output"])]
+        names = [str(one.fields["name"]) for one in output]
+        if not names or not names[0].startswith(_TAG):
+            return None
+        scan = int(names[0].removeprefix(_TAG).partition(" ")[0])
+        places = {
+            expr_id(one): int(name.rpartition(" ")[2])
+            for one, name in zip(output, names, strict=True)
+        }
+        use = Use(places)
+        self.found.append((scan, use))
+        return _Chain(use, places)
+
+
+def _next(node: Tree, chain: _Chain) -> _Chain | None:
+    """Return the chain with one more node on top, None where it ends."""
+    if node.kind == "Project":
+        return _Chain(chain.use, _renamed(node, chain.places), chain.limited)
+    if node.kind == "Filter" and not chain.limited:
+        (condition,) = within(node.fields["condition"])
+        chain.use.conditions.append((condition, chain.places))
+        return chain
+    if node.kind in _LIMITS:
+        (count,) = within(node.fields["limitExpr"])
+        if count.kind != "Literal":
+            return None
+        most = int(count.fields["value"])
+        chain.use.limit = most if chain.use.limit is None else min(most, chain.use.limit)
+        return _Chain(chain.use, chain.places, limited=True)
+    return None
+
+
+def _renamed(project: Tree, places: Mapping[int, int]) -> dict[int, int]:
+    """Return which ids are which columns above a projection."""
+    above: dict[int, int] = {}
+    for one in within(project.fields["projectList"]):
+        source = one.children[0] if one.kind == "Alias" else one
+        id_ = attribute(source)
+        if id_ is not None and id_ in places:
+            above[expr_id(one)] = places[id_]
+    return above
+
+
+# Rows of a side that find no partner are thrown away, by the kind of join: left side, right side.
+_LOSES = {
+    "Inner$": (True, True),
+    "LeftSemi$": (True, True),
+    "LeftOuter$": (False, True),
+    "LeftAnti$": (False, True),
+    "RightOuter$": (True, False),
+}
+
+
+def _join(node: Tree, chains: list[_Chain | None]) -> None:
+    """Note for each side that loses rows without a partner what it is compared with."""
+    kind = str(node.fields["joinType"].get("object", "")).rpartition(".")[2]
+    loses = _LOSES.get(kind, (False, False))
+    conditions = [*within(node.fields.get("condition"))]
+    if len(chains) != 2 or not conditions:
+        return
+    for chain, lost, other in zip(chains, loses, reversed(node.children), strict=True):
+        if chain is None or not lost or chain.limited:
+            continue
+        for one in conjuncts(conditions[0]):
+            if one.kind != "EqualTo":
+                continue
+            ids = [attribute(side) for side in one.children]
+            for mine, its in (ids, reversed(ids)):
+                if mine is None or its is None:
+                    continue
+                if (
+                    mine in chain.places
+                    and its not in chain.places
+                    and _comes_from_a_leaf(other, its)
+                ):
+                    chain.use.joins.append(Partner(chain.places[mine], other, its))
+
+
+# They hand on the rows' own values of a column, under its id. A union hands on those of several
+# columns under the id of the first.
+_KEEP_VALUES = _HAND_ON - {"Generate"}
+
+
+def _comes_from_a_leaf(side: Tree, key: int) -> bool:
+    """Tell whether all values of a column of a plan are values of one leaf's column of that id."""
+    if not side.children:
+        return any(attribute(one) == key for one in within(side.fields.get("output")))
+    if side.kind in ("Project", "Aggregate"):
+        field = "projectList" if side.kind == "Project" else "aggregateExpressions"
+        if all(attribute(one) != key for one in within(side.fields[field])):
+            return False
+    elif side.kind not in _KEEP_VALUES:
+        return False
+    return any(_comes_from_a_leaf(child, key) for child in side.children)
+
+
+def conjuncts(condition: Tree) -> list[Tree]:
+    """Return the parts of a condition that all must hold."""
+    parts: list[Tree] = []
+    waiting = [condition]
+    while waiting:
+        one = waiting.pop()
+        if one.kind == "And":
+            waiting.extend(reversed(one.children))
+        else:
+            parts.append(one)
+    return parts

@@ -1,0 +1,211 @@
+"""Narrowed frames: what their scans read, and that nobody gets another query's rows."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from omnigraph_spark import OmniGraph, enable_narrowing, narrow
+from omnigraph_spark.narrowing.narrow import ScanReport, narrowed
+
+ROWS = 3_000
+
+
+@pytest.fixture(scope="module")
+def root(spark_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """People in three files, an edge from each to the next, indices on ids and ends."""
+    uri = str(tmp_path_factory.mktemp("narrow") / "graph")
+    graph = OmniGraph.for_path(spark_session, uri)
+    rows = spark_session.range(0, ROWS, 1, 1)
+    people = rows.selectExpr(
+        "concat('p', id) AS id", "int(id % 90) AS age", "concat('n', id) AS name"
+    )
+    knows = rows.selectExpr(
+        "concat('k', id) AS id",
+        "concat('p', id) AS src",
+        f"concat('p', (id + 1) % {ROWS}) AS dst",
+        "id AS w",
+    )
+    graph.write(
+        {"node:Person": people, "edge:Knows": knows},
+        endpoints="Knows: Person -> Person",
+        maxRowsPerFile="1000",
+        integrity="off",
+    )
+    for table, column in (("node:Person", "id"), ("edge:Knows", "src")):
+        graph.create_index(table, column)
+    return uri
+
+
+@pytest.fixture
+def graph(spark: SparkSession, root: str) -> OmniGraph:
+    return OmniGraph.for_path(spark, root)
+
+
+def _report(frame: DataFrame) -> ScanReport:
+    (report,) = narrowed(frame)[1]
+    return report
+
+
+def test_a_scan_reads_the_columns_rows_and_counts_that_the_query_needs(graph: OmniGraph) -> None:
+    people, knows = graph.table("Person"), graph.table("Knows")
+    one = _report(people.agg(F.sum("age")))
+    assert (one.columns, dict(one.filters), one.limit, one.rows) == (("age",), {}, None, ROWS)
+    found = _report(people.where("id = 'p7' AND length(name) > 1").select("name"))
+    assert found.columns == ("id", "name")
+    assert "`id` = 'p7'" in found.filters["node:Person"]
+    first = _report(people.limit(5))
+    assert (first.limit, first.rows) == (
+        5,
+        ROWS,
+    )  # three files that one task reads, as far as needed
+    assert _report(people.where("age > 3").limit(5)).limit == 5
+    assert _report(people.where("length(name) > 3").limit(5)).limit is None
+    counted = _report(knows.groupBy().count())
+    assert (counted.columns, counted.rows) == ((), ROWS)
+    small = graph.spark.sql("SELECT * FROM VALUES ('p1'), ('p2') AS t(id)")
+    joined = _report(knows.join(small, knows.src == small.id).select("dst"))
+    assert "'p1', 'p2'" in joined.filters["edge:Knows"]
+
+
+def test_a_join_looks_up_what_an_index_finds_on_the_other_side(graph: OmniGraph) -> None:
+    people, knows = graph.table("Person"), graph.table("Knows")
+    hops = people.where("id IN ('p1', 'p5')").join(knows, people.id == knows.src).select("dst")
+    made, reports = narrowed(hops)
+    filters = {one.table: one.filters for one in reports}
+    assert "`src` IN ('p1', 'p5')" in filters["edge:Knows"]["edge:Knows"]
+    assert sorted(row.dst for row in made.collect()) == ["p2", "p6"]
+
+
+def test_a_whole_graph_frame_is_counted_and_pruned_by_its_tables(graph: OmniGraph) -> None:
+    whole = graph.graph()
+    made, (report,) = narrowed(whole.groupBy("_table").count())
+    assert report.columns == ("_table",)
+    assert {row["_table"]: row["count"] for row in made.collect()} == {
+        "node:Person": ROWS,
+        "edge:Knows": ROWS,
+    }
+    one = _report(whole.where("_table = 'edge:Knows'").agg(F.sum("w")))
+    assert (one.columns, one.rows) == (("_table", "w"), ROWS)
+
+
+def test_counts_leave_deleted_rows_out(spark: SparkSession, tmp_path: Path) -> None:
+    graph = OmniGraph.for_path(spark, str(tmp_path / "graph"))
+    graph.write({"node:P": spark.range(10).selectExpr("concat('p', id) AS id")})
+    gone = spark.createDataFrame([("p3",)], "id string").write.format("omnigraph").mode("append")
+    gone.options(table="node:P", writeMode="delete").save(graph.uri)
+    frame = graph.table("node:P")
+    assert _report(frame.groupBy().count()).rows == 9
+    assert frame.count() == 9
+
+
+def test_a_column_that_is_never_null_counts_all_rows_unread(graph: OmniGraph) -> None:
+    """Spark counts it without looking; what stands for it must not be null."""
+    frame = graph.table("Person").selectExpr("count(id) AS n", "count_if(id IS NULL) AS m")
+    made, (report,) = narrowed(frame)
+    assert report.columns == ()
+    assert made.collect() == [(ROWS, 0)]
+
+
+def test_one_frame_in_many_queries_and_threads_gives_each_its_own_rows(graph: OmniGraph) -> None:
+    people = graph.table("Person")
+
+    def named(number: int) -> list[str]:
+        return [row.name for row in people.where(f"id = 'p{number}'").select("name").collect()]
+
+    assert people.count() == ROWS
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(named, range(8))] == [[f"n{number}"] for number in range(8)]
+    both = people.where("age = 3").union(people.where("age = 5")).select("age").distinct()
+    assert sorted(row.age for row in both.collect()) == [3, 5]
+    assert people.count() == ROWS
+    assert len(people.collect()) == ROWS
+
+
+def test_a_cached_frame_is_read_from_the_cache(
+    graph: OmniGraph, caplog: pytest.LogCaptureFixture
+) -> None:
+    frame = graph.table("Person").where("age < 2").cache()
+    try:
+        with caplog.at_level(logging.DEBUG, "omnigraph_spark.narrowing"):
+            assert frame.count() == frame.select("id").count() == 68
+        assert "Spark has cached a part of it" in caplog.text
+    finally:
+        frame.unpersist()
+
+
+def test_a_narrowed_frame_is_written_and_keeps_where_it_was_read(
+    graph: OmniGraph, tmp_path: Path
+) -> None:
+    frame = graph.table("Person").where("age = 4")
+    assert narrow(frame).schema.json() == frame.schema.json()
+    target = str(tmp_path / "copy")
+    frame.write.format("omnigraph").mode("append").option("table", "node:Person").save(target)
+    written = OmniGraph.for_path(graph.spark, target).table("Person")
+    assert {row.age for row in written.collect()} == {4}
+    assert written.count() == frame.count()
+
+
+def test_what_chance_decides_stays_as_it_is(
+    graph: OmniGraph, caplog: pytest.LogCaptureFixture
+) -> None:
+    people = graph.table("Person")
+    with caplog.at_level(logging.DEBUG, "omnigraph_spark.narrowing"):
+        assert narrowed(people.select("id").withColumn("r", F.rand()))[1] == []
+        assert narrowed(people.select("id").sample(0.5, 1))[1] == []
+    assert "it isn't deterministic: Rand" in caplog.text
+    assert "it is a sample" in caplog.text
+
+
+def test_an_unknown_spark_leaves_frames_as_they_are(
+    graph: OmniGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from omnigraph_spark.narrowing import catalyst
+
+    def other(self: object, *_: object) -> None:
+        raise AttributeError("no such class")
+
+    monkeypatch.setattr(catalyst.Query, "optimized", other)
+    assert graph.table("Person").where("id = 'p7'").count() == 1
+
+
+def test_sql_and_query_are_over_one_snapshot(graph: OmniGraph) -> None:
+    spark = graph.spark
+    text = "SELECT p.age, k.w FROM Person p JOIN Knows k ON k.src = p.id WHERE p.id = :id"
+    frame = graph.sql(text, {"id": "p7"})
+    assert [tuple(row) for row in frame.collect()] == [(7, 7)]
+    assert not [view.name for view in spark.catalog.listTables() if view.isTemporary]
+    made = graph.query(lambda table: table("Person").where("age = 3").select("id"), version=None)
+    assert made.count() == len([n for n in range(ROWS) if n % 90 == 3])
+
+
+def test_a_session_whose_frames_narrow_themselves(
+    graph: OmniGraph, root: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = enable_narrowing(graph.spark)
+    frame = session.read.format("omnigraph").option("table", "Person").load(root)
+    frame.createOrReplaceTempView("people")
+    session.sql("SELECT max(age) FROM people WHERE id < 'p2'").explain()
+    shown = capsys.readouterr().out
+    assert "omnigraph node:Person [id, age] where" in shown
+    assert "`id` < 'p2'" in shown
+    assert session.table("people").groupBy("age").count().count() == 90
+
+
+def test_a_catalog_table_is_narrowed_to_the_newest_version_of_each_query(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    graph = OmniGraph.for_path(spark, str(tmp_path / "graph"))
+    graph.write({"node:P": spark.range(3).selectExpr("concat('p', id) AS id", "int(id) AS age")})
+    spark.sql(f"CREATE TABLE ps USING omnigraph OPTIONS (path '{graph.uri}', table 'node:P')")
+    session = enable_narrowing(spark)
+    assert session.sql("SELECT sum(age) AS s FROM ps").collect() == [(3,)]
+    graph.write({"node:P": spark.sql("SELECT 'p9' AS id, 10 AS age")})
+    frame = session.sql("SELECT sum(age) AS s FROM ps")
+    assert frame.collect() == [(13,)]
+    assert _report(frame).columns == ("age",)
