@@ -36,7 +36,7 @@ test: $(VENV)/.ready  ## all tests on the newest PySpark 4
 	$(call in_venv,$(VENV)) $(PYTEST) --ignore=tests/interop/test_exports_spark.py $(ARGS)
 
 test-floors: $(VENV_40)/.ready  ## all that touches PySpark, on 4.0 and the other oldest versions
-	$(call in_venv,$(VENV_40)) $(PYTEST) tests/contract tests/interop tests/s3 tests/spark tests/unit \
+	OMNIGRAPH_SPARK_QUERIES=$(QUERIES) $(call in_venv,$(VENV_40)) $(PYTEST) tests/contract tests/interop tests/s3 tests/spark tests/unit \
 	  $(LANCE_ALONE:%=--ignore=tests/unit/test_%.py) $(LONG_ON_40:%=--ignore=tests/spark/test_%.py) $(ARGS)
 
 # What chance decides, for many rounds; `test` runs it for a few. Longer still:
@@ -47,8 +47,9 @@ KEYS = 20
 RACES = 50
 test-rounds: $(VENV)/.ready  ## random sequences and queries, races of upserts and deletes: many rounds
 	OMNIGRAPH_SEQUENCES=$(SEQUENCES) OMNIGRAPH_SPARK_UPSERT_ROUNDS=$(KEYS) OMNIGRAPH_SPARK_RACES=$(RACES) \
-	  OMNIGRAPH_SPARK_QUERIES=$(QUERIES) \
-	  $(call in_venv,$(VENV)) $(PYTEST) --timeout=3600 tests/property/test_sequences.py tests/spark/test_narrow_random.py \
+	  OMNIGRAPH_SPARK_QUERIES=$(QUERIES) OMNIGRAPH_SPARK_TPCH=22 \
+	  $(call in_venv,$(VENV)) $(PYTEST) --timeout=3600 tests/property/test_sequences.py \
+	  tests/spark/test_narrow_random.py tests/spark/test_narrow_tpch.py \
 	  tests/concurrency/test_upserts.py tests/concurrency/test_deletes_among_edges.py -k 'not spark_makes' $(ARGS)
 
 test-connect: $(VENV_CONNECT)/.ready  ## Spark Connect, with what pyspark[connect] needs

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from omnigraph_spark.spark.stream_reader import StreamLoad
     from omnigraph_spark.read.plan import Partition
     from omnigraph_spark.spark.reader import OmnigraphReader, Pushed
+    from omnigraph_spark.spark.stream_reader import StreamLoad
 
 
 @dataclass
