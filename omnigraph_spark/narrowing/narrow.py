@@ -15,6 +15,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from omnigraph_spark import options
+from omnigraph_spark._redaction import redact
 from omnigraph_spark.arrow.frame_batches import TABLE
 from omnigraph_spark.errors import OmnigraphError, OptionError
 from omnigraph_spark.narrowing import needs, predicates, trees
@@ -105,7 +106,7 @@ def narrowed(frame: DataFrame) -> tuple[DataFrame, list[ScanReport]]:
     try:
         made, reports = _narrowed(frame)
     except _OTHERWISE as error:
-        _log.debug("A frame stays as it is: %s: %s", type(error).__name__, error)
+        _log.debug("A frame stays as it is: %s: %s", type(error).__name__, redact(str(error)))
         return frame, []
     if reports:
         took = time.perf_counter() - started
@@ -183,7 +184,9 @@ class _Narrowing:
             try:
                 done = self._one(number, uses)
             except _OTHERWISE as error:
-                _log.debug("A scan stays as it is: %s: %s", type(error).__name__, error)
+                _log.debug(
+                    "A scan stays as it is: %s: %s", type(error).__name__, redact(str(error))
+                )
                 continue
             if done is not None:
                 plans[number], report = done
