@@ -3,23 +3,36 @@
 The text of an error is ``[OMNIGRAPH_<CODE>] what · expected … · found … · next step``. Spark
 carries exceptions across its process boundaries as text only (FACTS 11), so the bracketed code is
 the stable part: `from_spark` turns such a text back into the typed error.
+
+`at_spark` and `for_people` stand where errors leave the package: what a person sees of them is the
+text and the line that asked, not the way through the package. With the environment variable
+`OMNIGRAPH_SPARK_TRACE=full` all of it is there.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from omnigraph_spark._redaction import redact
+
+_BETWEEN = " · "
+_MOST, _LONGEST = 10, 200
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_Class = TypeVar("_Class", bound=type)
 
 
 class OmnigraphError(Exception):
     """Base of every error raised here; `code` is stable, the wording is not.
 
     Attributes: `what`, `expected`, `found`, `hint`, and those that a class names. On an error that
-    came back out of a Spark exception (`from_spark`), those that the text doesn't tell are None.
+    came back out of a Spark exception (`from_spark`), `expected` and `found` are text.
     """
 
     code: ClassVar[str] = "ERROR"
@@ -53,7 +66,7 @@ class OmnigraphError(Exception):
         if self.hint:
             parts.append(self.hint.rstrip("."))
         # One line: `from_spark` finds it in a traceback by its code and takes the rest of the line.
-        text = " · ".join(" ".join(part.split()) for part in parts)
+        text = _BETWEEN.join(" ".join(part.split()) for part in parts)
         return f"[OMNIGRAPH_{self.code}] {redact(text)}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -310,27 +323,140 @@ def _subclasses(kind: type[OmnigraphError]) -> dict[str, type[OmnigraphError]]:
     return found
 
 
-_CODED = re.compile(r"\[OMNIGRAPH_([A-Z_]+)\][^\n]*")
+_CODED = re.compile(
+    r"(?P<text>\[OMNIGRAPH_(?P<code>[A-Z_]+)\][^\n]*)(?:\ndetails: (?P<details>\{.*\}))?"
+)
 
 
 def from_spark(error: BaseException) -> BaseException:
     """Return the typed error whose text a Spark exception carries, else `error` itself.
 
-    Runs on the driver, in user code. Only text crosses Spark's process boundary, so the typed error
-    has the attributes that its text tells: versions of an `ExpectedVersionMismatch`, the id of a
-    `PublishOutcomeUnknown`. Of several texts the last one counts: it was raised in the end.
+    Runs on the driver, in user code. Only text crosses Spark's process boundary, and with it come
+    `what`, `expected`, `found`, `hint` and the details (`table_key`, `column`, `samples`, …). Of
+    several texts the last one counts: it was raised in the end.
     """
+    if isinstance(error, OmnigraphError):
+        return error
     matches = list(_CODED.finditer(str(error)))
     if not matches:
         return error
-    text = matches[-1].group(0)
-    kind = _subclasses(OmnigraphError).get(matches[-1].group(1), OmnigraphError)
+    text = matches[-1]["text"]
+    kind = _subclasses(OmnigraphError).get(matches[-1]["code"], OmnigraphError)
     typed = kind.__new__(kind)
     typed.args = (text,)
-    typed.what, typed.details = text.partition("] ")[2], {}
-    typed.expected = typed.found = typed.hint = None
+    typed.what, typed.expected, typed.found, typed.hint = _parts(text)
+    typed.details = _details(matches[-1]["details"])
+    for name, value in typed.details.items():
+        setattr(typed, name, value)
     told = None if kind._told is None else kind._told.search(text)
     for name, value in (told.groupdict() if told else {}).items():
         setattr(typed, name, int(value) if value.isdecimal() else value)
     typed.__cause__ = error
     return typed
+
+
+def _parts(text: str) -> tuple[str, str | None, str | None, str | None]:
+    """Return what, expected, found and hint of an error's text."""
+    what, *parts = text.partition("] ")[2].split(_BETWEEN)
+    named: dict[str, str] = {}
+    for word in ("expected", "found"):
+        if parts and parts[0].startswith(f"{word} "):
+            named[word] = parts.pop(0).removeprefix(f"{word} ")
+    return what, named.get("expected"), named.get("found"), _BETWEEN.join(parts) or None
+
+
+def _details(text: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:  # cut off, or not ours
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# --- where errors leave the package --------------------------------------------------------------
+
+
+def at_spark(method: _Method) -> _Method:
+    """Decorate a method that Spark calls: its errors leave it from one frame, details in the text.
+
+    The details are a line of JSON behind the text; `from_spark` reads them.
+    """
+    if inspect.isgeneratorfunction(method):
+
+        @functools.wraps(method)
+        def generating(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            try:
+                yield from method(*args, **kwargs)
+                return
+            except OmnigraphError as error:
+                failure = _with_details(error)
+            raise failure
+
+        return cast("_Method", generating)
+
+    @functools.wraps(method)
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except OmnigraphError as error:
+            failure = _with_details(error)
+        raise failure
+
+    return cast("_Method", calling)
+
+
+def for_people(kind: _Class) -> _Class:
+    """Decorate a class that people call: its public methods raise this package's errors.
+
+    What Spark raises with one of our texts comes out as the typed error, and no error brings the
+    way that it took through the package.
+    """
+    for name, method in inspect.getmembers(kind, inspect.isfunction):
+        if not name.startswith("_"):
+            setattr(kind, name, _typed(method))
+    return kind
+
+
+def _typed(method: _Method) -> _Method:
+    @functools.wraps(method)
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            failure = from_spark(error)
+            if not isinstance(failure, OmnigraphError):
+                raise
+            failure = _bare(failure)
+        raise failure
+
+    return cast("_Method", calling)
+
+
+def _bare(error: OmnigraphError) -> OmnigraphError:
+    if os.environ.get("OMNIGRAPH_SPARK_TRACE") != "full":
+        error.__cause__ = error.__context__ = None
+        error.__traceback__ = None
+    return error
+
+
+def _with_details(error: OmnigraphError) -> OmnigraphError:
+    plain = {
+        name: _short(value)
+        for name, value in error.details.items()
+        if value is not None and not isinstance(value, Mapping)
+    }
+    text = str(error).partition("\n")[0]
+    if plain:
+        shown = json.dumps(plain, ensure_ascii=False, default=str, sort_keys=True)
+        error.args = (f"{text}\ndetails: {redact(shown)}",)
+    return _bare(error)
+
+
+def _short(value: Any) -> Any:
+    """Return a detail as something small that JSON can hold."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_short(one) for one in list(value)[:_MOST]]
+    text = str(value)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -12,7 +12,7 @@ from omnigraph_spark.api.queries import QueryMethods, view_names
 from omnigraph_spark.api.refs import RefMethods
 from omnigraph_spark.api.schema_changes import SchemaMethods
 from omnigraph_spark.api.staging import StagingMethods
-from omnigraph_spark.errors import from_spark
+from omnigraph_spark.errors import for_people
 from omnigraph_spark.option_values import as_text
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.refs import times
@@ -61,6 +61,7 @@ def _make_active(spark: SparkSession) -> None:
     spark.createDataFrame([], "id string")
 
 
+@for_people
 @dataclass(frozen=True)
 class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
     """A graph at a path, as a Spark session sees it. Holds no connection and no snapshot.
@@ -106,7 +107,8 @@ class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, Sta
         (`narrow`).
 
         Raises:
-            AnalysisException: with the typed error's text (`from_spark` gives it back).
+            OptionError, TableNotFoundError, GraphNotFoundError, BranchNotFoundError,
+            VersionNotFoundError, StorageError: as the names say.
         """
         reader = self._reader(branch, version).option("table", as_text("table", name))
         if columns is not None:
@@ -119,7 +121,7 @@ class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, Sta
         """Return the whole graph as one frame (`unpack` takes it apart); it narrows itself.
 
         Raises:
-            AnalysisException: with the typed error's text.
+            OmnigraphError: as `table`.
         """
         return self._narrowing(self._reader(branch, version).load(self.uri))
 
@@ -127,7 +129,7 @@ class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, Sta
         """Return the tables of a snapshot: key, versions, rows, location.
 
         Raises:
-            AnalysisException: with the typed error's text.
+            OmnigraphError: as `table`.
         """
         return self._reader(branch, version).option("metadata", "tables").load(self.uri)
 
@@ -135,7 +137,7 @@ class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, Sta
         """Return the commits of a branch: version, commit ids, actor, time, what changed.
 
         Raises:
-            AnalysisException: with the typed error's text.
+            OmnigraphError: as `table`.
         """
         return self._reader(branch, None).option("metadata", "history").load(self.uri)
 
@@ -157,8 +159,6 @@ class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, Sta
             VersionNotFoundError, OptionError, TableNotFoundError: as the names say.
             SchemaMismatchError: a column's type changed within the versions.
         """
-        from pyspark.errors import AnalysisException
-
         reader = self._reader(branch, None).option("readChangeFeed", "true")
         for name, text in (("starting", str(start)), ("ending", None if end is None else str(end))):
             if text is not None:
@@ -166,16 +166,13 @@ class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, Sta
                 reader = reader.option(name + kind, text)
         if table is not None:
             reader = reader.option("table", table)
-        try:
-            return reader.load(self.uri)
-        except AnalysisException as error:
-            raise from_spark(error) from error
+        return reader.load(self.uri)
 
     def refs(self) -> DataFrame:
         """Return the branches and tags.
 
         Raises:
-            AnalysisException: with the typed error's text.
+            OmnigraphError: as `table`.
         """
         return self._reader(None, None).option("metadata", "refs").load(self.uri)
 
@@ -200,8 +197,8 @@ class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, Sta
             ExpectedVersionMismatch, CommitTimeoutError, RowLevelCasContention: others published
                 first; nothing was published.
             PublishOutcomeUnknown: the store never said; nothing was deleted.
-            PythonException, AnalysisException: a frame failed while it was computed, or rows don't
-                fit (`from_spark` gives the typed error back); nothing was published.
+            PythonException, AnalysisException: a frame failed while it was computed; nothing was
+                published.
         """
         from omnigraph_spark.spark import frame_plan
         from omnigraph_spark.spark import frames as frames_module
@@ -238,7 +235,7 @@ class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, Sta
         `{prefix}{kind}_{type}`. Views of the same names are replaced.
 
         Raises:
-            AnalysisException: with the typed error's text.
+            OmnigraphError: as `table`.
         """
         tables = (
             self.tables(branch=branch, version=version).select("table_key", "version").collect()

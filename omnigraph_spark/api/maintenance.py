@@ -36,7 +36,7 @@ class MaintenanceMethods:
         """Return the indices of all tables: name, type, columns, rows covered and not covered.
 
         Raises:
-            AnalysisException: with the typed error's text.
+            OmnigraphError: as `OmniGraph.table`.
         """
         uri = cast("OmniGraph", self).uri
         return self._reader(branch, None).option("metadata", "indexes").load(uri)

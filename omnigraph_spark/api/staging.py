@@ -21,6 +21,7 @@ from omnigraph_spark.errors import (
     OptionError,
     PublishOutcomeUnknown,
     SchemaMismatchError,
+    for_people,
 )
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
@@ -178,6 +179,7 @@ class _Side:
             _log.warning("branch %s is left: %s", self.branch, error)
 
 
+@for_people
 class Transaction(_Side):
     """Writes that become one publish, or nothing; made by `OmniGraph.transaction`.
 
@@ -305,6 +307,7 @@ class Transaction(_Side):
         return asked.txn is not None and publisher.is_published(storage, self.target, asked.txn)
 
 
+@for_people
 class Staged(_Side):
     """A graph that is written to on the side until it is good enough; made by `OmniGraph.stage`."""
 

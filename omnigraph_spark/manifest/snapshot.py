@@ -6,10 +6,11 @@ where an inherited and a branch-owned entry remain, the higher version wins (FOR
 
 from __future__ import annotations
 
+import difflib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -76,10 +77,13 @@ class Snapshot:
         """
         found = self.tables.get(key)
         if found is None:
+            near = nearest(key, self.tables)
             raise TableNotFoundError(
                 f"No table {key[:80]!r} on branch {self.branch} at version {self.graph_version}",
                 expected=", ".join(sorted(self.tables)[:60]) or "none: the graph has no tables",
+                hint=f"Did you mean {near}?" if near else None,
                 table_key=key,
+                nearest=near,
             )
         return found
 
@@ -102,6 +106,19 @@ class Snapshot:
                 f"{name!r} is a node and an edge table", expected=" or ".join(fitting)
             )
         return self.entry(fitting[0] if fitting else name).table_key
+
+
+def nearest(name: str, keys: Iterable[str]) -> str | None:
+    """Return the table key that a mistyped name or key most likely means; its kind counts last."""
+    kind, _, bare = name.rpartition(":")
+    alike: dict[str, list[str]] = {}
+    for key in sorted(keys):
+        alike.setdefault(key.partition(":")[2].lower(), []).append(key)
+    found = difflib.get_close_matches(bare.lower(), alike, n=1, cutoff=0.6)
+    if not found:
+        return None
+    same_kind = [key for key in alike[found[0]] if key.partition(":")[0] == kind]
+    return (same_kind or alike[found[0]])[0]
 
 
 def fold(rows: pa.Table, branch: str, graph_version: int) -> Snapshot:

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
 )
 
-from omnigraph_spark.errors import OmnigraphError, UnsupportedError
+from omnigraph_spark.errors import OmnigraphError, UnsupportedError, at_spark
 from omnigraph_spark.spark import catalog, loading
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class OmnigraphDataSource(DataSource):
         """Return the short name that `format` takes."""
         return "omnigraph"
 
+    @at_spark
     def schema(self) -> StructType:
         """Return the frame's columns, for CREATE TABLE with the binding on them.
 
@@ -65,6 +66,7 @@ class OmnigraphDataSource(DataSource):
             return self._streamed().schema()
         return self._loaded().schema()
 
+    @at_spark
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of one planned scan; of a catalog table it reads the newest snapshot.
 
@@ -75,6 +77,7 @@ class OmnigraphDataSource(DataSource):
             return loading.catalog_reader(catalog.read_options(schema), schema)
         return self._loaded().reader(schema)
 
+    @at_spark
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of one write.
 
@@ -85,6 +88,7 @@ class OmnigraphDataSource(DataSource):
 
         return OmnigraphWriter(schema, self.options, overwrite)
 
+    @at_spark
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return what plans and reads the batches of one streaming query.
 
@@ -95,6 +99,7 @@ class OmnigraphDataSource(DataSource):
 
         return OmnigraphStreamReader(self._streamed(), schema)
 
+    @at_spark
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Return the writer of one batch of a stream.
 

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 
 from omnigraph_spark.arrow.frame_batches import TABLE, Ownership, assemble
 from omnigraph_spark.arrow.to_spark import scan_options, to_spark_batch
-from omnigraph_spark.errors import SchemaMismatchError, StorageError
+from omnigraph_spark.errors import SchemaMismatchError, StorageError, at_spark
 from omnigraph_spark.read import changed_rows, metadata_frames
 from omnigraph_spark.read.batch_size import AHEAD_BYTES, BATCH_BYTES, batch_rows
 from omnigraph_spark.read.changed_rows import DELETE, INSERT
@@ -130,6 +130,7 @@ class FeedReader(DataSourceReader):
         owned = frames.ownership(rows, tables, alone=alone)
         self._pieces = PieceReader(storage, schema, rows, owned)
 
+    @at_spark
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the read; on the driver, once per action.
 
@@ -139,6 +140,7 @@ class FeedReader(DataSourceReader):
         planned = Planner(self._storage, self._max_bytes).partitions(self._feed.changes)
         return [FeedPartition(pieces) for pieces in planned]
 
+    @at_spark
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Give the rows of some pieces; on an executor. A compared piece is in memory as a whole.
 
@@ -306,10 +308,12 @@ class MetadataReader(DataSourceReader):
         self._kind = kind
         self._schema = schema
 
+    @at_spark
     def partitions(self) -> Sequence[InputPartition]:
         """Return the one partition."""
         return [InputPartition(0)]
 
+    @at_spark
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Give the frame's rows; on an executor.
 

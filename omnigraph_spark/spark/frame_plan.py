@@ -18,6 +18,7 @@ from omnigraph_spark.errors import (
     IntegrityError,
     OptionError,
     SchemaMismatchError,
+    TableNotFoundError,
 )
 from omnigraph_spark.manifest.snapshot import Snapshot, load
 from omnigraph_spark.options import WriteOptions
@@ -234,7 +235,18 @@ def _table_key(snapshot: Snapshot, name: str) -> str:
         layout.split_table_key(name)
         return name
     layout.check_type_name(name)
-    return snapshot.resolve(name)
+    try:
+        return snapshot.resolve(name)
+    except TableNotFoundError as error:
+        if error.hint is not None or name in {key.partition(":")[2] for key in snapshot.tables}:
+            raise
+        raise TableNotFoundError(
+            error.what,
+            expected=error.expected,
+            hint=f"A table that is to be created is named with its kind: node:{name}, or, with the"
+            f" columns src and dst, edge:{name}",
+            table_key=name,
+        ) from None
 
 
 def _refuse_unwritten(options: WriteOptions, written: Collection[str]) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from omnigraph_spark.arrow.frame_batches import TABLE, assemble
 from omnigraph_spark.arrow.to_spark import scan_options, to_spark_batch
-from omnigraph_spark.errors import StorageError
+from omnigraph_spark.errors import StorageError, at_spark
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.options import ReadOptions
 from omnigraph_spark.read import filters, plan
@@ -128,6 +128,7 @@ class OmnigraphReader(DataSourceReader):
         left = [one for one, handled in zip(stored, pushed.handled, strict=True) if not handled]
         return [*left, *(one for one, is_ in zip(spark_filters, computed, strict=True) if is_)]
 
+    @at_spark
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the read; on the driver, once per action, from metadata of the tables that are left.
 
@@ -148,6 +149,7 @@ class OmnigraphReader(DataSourceReader):
             return planned
         return plan.first_rows(planned, self._limit)
 
+    @at_spark
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Give the rows of one partition; on an executor, restarted from the beginning on a retry.
 

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from omnigraph_spark import _faults
 from omnigraph_spark import schema as engine_schema
-from omnigraph_spark.errors import SchemaMismatchError, UnsupportedError
+from omnigraph_spark.errors import SchemaMismatchError, UnsupportedError, at_spark
 from omnigraph_spark.manifest.snapshot import Snapshot, load
 from omnigraph_spark.options import Parsed, StreamOptions
 from omnigraph_spark.read.feed_plan import Partition, Planner, Sized
@@ -158,6 +158,7 @@ class OmnigraphStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": None}  # of use on the driver only
 
+    @at_spark
     def initialOffset(self) -> dict[str, Any]:
         """Return where a new query begins.
 
@@ -166,6 +167,7 @@ class OmnigraphStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """
         return self._planned().first(self._target).offset()
 
+    @at_spark
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: object = None
     ) -> dict[str, Any]:
@@ -201,6 +203,7 @@ class OmnigraphStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return the newest position, for the query's progress."""
         return self._planned().head().offset()
 
+    @at_spark
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Plan a batch, again in the same way after a restart.
 
@@ -224,6 +227,7 @@ class OmnigraphStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         _faults.point("stream.planned")
         return [StreamPartition(one, owned, where) for one in planner.shared(pieces)]
 
+    @at_spark
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Give the rows of one partition; on an executor, from the beginning on a retry.
 
@@ -238,6 +242,7 @@ class OmnigraphStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         reader = PieceReader(load.storage, self._schema, self._rows, owned, where)
         yield from reader.read(pieces) if load.asked.change_feed else reader.read_rows(pieces)
 
+    @at_spark
     def commit(self, end: dict[str, Any]) -> None:
         """Spark has done with everything up to `end`; nothing is kept for it here."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from omnigraph_spark import _faults, options
-from omnigraph_spark.errors import GraphNotFoundError, OmnigraphError, UnsupportedError
+from omnigraph_spark.errors import GraphNotFoundError, OmnigraphError, UnsupportedError, at_spark
 from omnigraph_spark.maintenance import optimize
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.options import WriteOptions
@@ -76,6 +76,7 @@ class OmnigraphStreamWriter(DataSourceStreamArrowWriter):
         self._framed = self._planned() if plans else None
         self._published = self._batches_seen() if plans else {}
 
+    @at_spark
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one task; on an executor, again from the beginning on a retry.
 
@@ -106,6 +107,7 @@ class OmnigraphStreamWriter(DataSourceStreamArrowWriter):
         bare = replace(framed, plan=replace(framed.plan, storage=Storage.at(self._storage.root)))
         return OmnigraphStreamMessage(message.text, query, None if partition else bare, done)
 
+    @at_spark
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Commit a batch in one publish, unless it was published before; on the driver.
 
@@ -129,6 +131,7 @@ class OmnigraphStreamWriter(DataSourceStreamArrowWriter):
         if every is not None and (batchId + 1) % every == 0:
             self._optimize()
 
+    @at_spark
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Clean up after a failed batch; files go only if a task failed, and commit didn't run."""
         ours = own_messages(messages)

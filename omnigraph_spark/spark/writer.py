@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from omnigraph_spark import options
-from omnigraph_spark.errors import SchemaMismatchError, StorageError
+from omnigraph_spark.errors import SchemaMismatchError, StorageError, at_spark
 from omnigraph_spark.integrity.screen import Screen
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.spark import catalog, field_metadata, frame_plan
@@ -83,6 +83,7 @@ class OmnigraphWriter(DataSourceArrowWriter):
             framed = replace(framed, plan=replace(framed.plan, planned_at=planned_at))
         self._framed = framed
 
+    @at_spark
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one task; on an executor, again from the beginning on a retry.
 
@@ -93,6 +94,7 @@ class OmnigraphWriter(DataSourceArrowWriter):
         table = layout.fnv1a64(min(self._framed.plan.targets)) if self._staging else "part"
         return OmnigraphCommitMessage.of(*staged_here(self._framed, iterator, table))
 
+    @at_spark
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit all tables in one publish; on the driver, in a process of its own.
 
@@ -116,6 +118,7 @@ class OmnigraphWriter(DataSourceArrowWriter):
             staging.end(plan.storage, plan.publish_id)
         _log.info("write %s: graph version %d", done.publish_id, done.graph_version)
 
+    @at_spark
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Clean up after a failed job; on the driver. Files go only if a task failed (DESIGN 5)."""
         ours = own_messages(messages)

@@ -7,11 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from omnigraph_spark import OmniGraph
-from omnigraph_spark.errors import OptionError
+from omnigraph_spark.errors import OptionError, VersionNotFoundError
 from omnigraph_spark.maintenance.cleanup import cleanup
 from omnigraph_spark.storage.store import Storage
 from tests.support.sparks import ScriptRunner
@@ -97,8 +96,8 @@ def test_reading_a_version_that_was_cleaned_up_says_so_through_spark(
     pinned = graph.table("Person", version=5)
     graph.optimize()
     cleanup(storage, dry_run=False, now=datetime.now(timezone.utc) + timedelta(days=8))
-    with pytest.raises(AnalysisException, match="OMNIGRAPH_VERSION_NOT_FOUND"):
-        graph.table("Person", version=5).count()
+    with pytest.raises(VersionNotFoundError, match="no graph version 5"):
+        graph.table("Person", version=5)
     with pytest.raises(Exception, match="OMNIGRAPH_STORAGE.*cleanup removed it"):
         pinned.count()
     assert graph.table("Person").count() == 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType
 
 from omnigraph_spark import OmniGraph, pack
-from omnigraph_spark.errors import OptionError
+from omnigraph_spark.errors import (
+    BranchNotFoundError,
+    OptionError,
+    SchemaMismatchError,
+    TableNotFoundError,
+    from_spark,
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +67,55 @@ def test_what_is_no_frame_or_no_value_is_refused_by_name(
     ):
         with pytest.raises(OptionError, match=found):
             call()
+
+
+# --- errors ------------------------------------------------------------------------------------
+
+
+def test_methods_raise_this_packages_errors_with_all_their_parts(
+    graph: OmniGraph, spark: SparkSession
+) -> None:
+    with pytest.raises(TableNotFoundError) as missing:
+        graph.table("Persn")
+    assert missing.value.hint == "Did you mean node:Person?"
+    assert missing.value.table_key == "Persn"  # type: ignore[attr-defined]
+    assert len(traceback.extract_tb(missing.value.__traceback__)) <= 3
+    with pytest.raises(TableNotFoundError, match=r"node:Custom, or, with .*edge:Custom"):
+        graph.write({"Custom": spark.range(1)})
+    for call in (graph.tables, graph.history, graph.graph):
+        with pytest.raises(BranchNotFoundError):
+            call(branch="nope")
+    frame = spark.sql("SELECT 'c' AS name, 'x' AS nosuch")
+    with pytest.raises(SchemaMismatchError, match="nosuch") as failure:
+        graph.write({"node:Person": frame})
+    assert failure.value.details["column"] == "nosuch"
+    large = spark.sql("SELECT 'c' AS name, 1e30D AS n")
+    with pytest.raises(SchemaMismatchError, match="doesn't fit column n") as staged:
+        graph.write({"node:Person": large})
+    assert (staged.value.column, staged.value.table_key) == ("n", "node:Person")  # type: ignore[attr-defined]
+    assert str(staged.value.expected).startswith("I64")
+
+
+def test_what_spark_shows_of_an_error_is_short_and_has_the_code_near_its_end(
+    graph: OmniGraph, spark: SparkSession
+) -> None:
+    def shown(call: Callable[[], object]) -> list[str]:
+        with pytest.raises(Exception, match="OMNIGRAPH_") as failure:
+            call()
+        typed = from_spark(failure.value)
+        assert isinstance(typed, (SchemaMismatchError, TableNotFoundError, OptionError))
+        assert typed.details or typed.hint
+        return str(failure.value).splitlines()
+
+    reader = spark.read.format("omnigraph")
+    writer = spark.sql("SELECT 'c' AS name, 1e30D AS n").write.format("omnigraph").mode("append")
+    calls: list[Callable[[], object]] = [
+        lambda: reader.option("table", "Persn").load(graph.uri),
+        lambda: reader.options(table="Person", filter="n / 2 > 1").load(graph.uri).count(),
+        lambda: writer.option("tabel", "Person").save(graph.uri),
+        lambda: writer.option("table", "Person").save(graph.uri),
+    ]
+    for call in calls:
+        lines = shown(call)
+        ours = [line for line in lines if "omnigraph_spark" in line and 'File "' in line]
+        assert len(ours) <= 1, lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import traceback
 
 import pytest
 
@@ -17,7 +18,11 @@ from omnigraph_spark.errors import (
     OptionError,
     PublishOutcomeUnknown,
     RowConflictError,
+    SchemaMismatchError,
     StorageError,
+    TableNotFoundError,
+    at_spark,
+    for_people,
     from_spark,
 )
 from omnigraph_spark.storage import lance_errors
@@ -144,10 +149,94 @@ def test_the_id_of_an_unknown_publish_comes_back() -> None:
     assert typed.publish_id == "01M8FNDWKG190SV9YE9P33ECS6"
 
 
-def test_what_the_text_does_not_tell_is_none() -> None:
+def _crossing(error: OmnigraphError) -> str:
+    """Return what Spark has of an error that leaves a method of the data source."""
+
+    @at_spark
+    def planned() -> None:
+        def deep(level: int) -> None:
+            if level:
+                deep(level - 1)
+            try:
+                raise OSError("the store's own text")
+            except OSError as cause:
+                raise error from cause
+
+        deep(12)
+
+    try:
+        planned()
+    except OmnigraphError:
+        return traceback.format_exc()
+    raise AssertionError
+
+
+@pytest.mark.parametrize("kind", all_classes())
+def test_parts_and_details_of_an_error_come_back_from_spark(kind: type[OmnigraphError]) -> None:
+    error = made(kind)
+    expected, details = error.expected, dict(error.details)
+    typed = from_spark(RuntimeError(_crossing(error)))
+    assert isinstance(typed, OmnigraphError)
+    assert typed.what == error.what.rstrip(".")
+    assert typed.hint == ((error.hint or "").rstrip(".") or None)
+    assert str(typed.expected) == str(expected)
+    assert str(typed.found) == str(error.found)
+    for name, value in details.items():
+        if value is not None and not isinstance(value, dict):
+            assert getattr(typed, name) == (list(value) if isinstance(value, tuple) else value)
+
+
+def test_parts_that_the_text_does_not_have_are_none() -> None:
     typed = from_spark(RuntimeError(str(OptionError("It failed", hint="Do that"))))
     assert isinstance(typed, OptionError)
-    assert (typed.what, typed.hint, typed.details) == ("It failed · Do that", None, {})
+    assert (typed.what, typed.hint, typed.details) == ("It failed", "Do that", {})
+    assert (typed.expected, typed.found) == (None, None)
+    cut = "[OMNIGRAPH_OPTION] It failed\ndetails: {not json}"
+    again = from_spark(RuntimeError(cut))
+    assert isinstance(again, OptionError)
+    assert again.details == {}
+
+
+def test_an_error_at_sparks_boundary_shows_the_way_of_one_frame_and_no_secret() -> None:
+    kept = {"column": "n", "table_key": "node:A", "token": f"aws_secret_access_key={SECRET}"}
+    error = SchemaMismatchError("It doesn't fit", **kept)
+    lines = _crossing(error).strip().splitlines()
+    at = next(n for n, line in enumerate(lines) if "[OMNIGRAPH_SCHEMA_MISMATCH]" in line)
+    inside = [line for line in lines[:at] if "omnigraph_spark" in line]
+    assert len(inside) == 1, lines
+    assert "the store's own text" not in "".join(lines)
+    assert lines[at + 1].startswith('details: {"column": "n", "table_key": "node:A"')
+    assert len(lines) == at + 2
+    assert SECRET not in "".join(lines)
+
+
+def test_errors_of_a_class_for_people_are_typed_and_bare() -> None:
+    @for_people
+    class Handle:
+        def read(self, failure: Exception) -> None:
+            self._deep(5, failure)
+
+        def _deep(self, level: int, failure: Exception) -> None:
+            if level:
+                self._deep(level - 1, failure)
+            raise failure
+
+    spark = RuntimeError("Failed: [OMNIGRAPH_TABLE_NOT_FOUND] No table 'x' · expected y")
+    for failure in (spark, TableNotFoundError("No table 'x'", expected="y")):
+        with pytest.raises(TableNotFoundError, match="No table 'x'") as caught:
+            Handle().read(failure)
+        assert caught.value.expected == "y"
+        assert len(traceback.extract_tb(caught.value.__traceback__)) <= 2
+        assert caught.value.__cause__ is caught.value.__context__ is None
+    with pytest.raises(ZeroDivisionError):
+        Handle().read(ZeroDivisionError())
+
+
+def test_the_whole_way_of_an_error_is_there_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNIGRAPH_SPARK_TRACE", "full")
+    text = _crossing(StorageError("It failed"))
+    assert text.count("in deep") >= 2
+    assert "the store's own text" in text
 
 
 def test_an_error_of_a_code_to_come_is_an_omnigraph_error() -> None:

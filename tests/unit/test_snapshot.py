@@ -27,7 +27,7 @@ from omnigraph_spark.manifest.rows import (
     VersionRow,
     to_arrow,
 )
-from omnigraph_spark.manifest.snapshot import Snapshot, fold
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, nearest
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 from tests.support import graphs, writes
@@ -269,3 +269,30 @@ def test_a_fold_of_any_rows_says_what_the_rules_say_of_each_table(branch: str) -
 
 def _of(row: ManifestRow, kind: type[ManifestRow], key: str) -> bool:
     return isinstance(row, kind) and row.table_key == key
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("Custmer", "node:Customer"),
+        ("node:Custmer", "node:Customer"),
+        ("customer", "node:Customer"),
+        ("edge:Customer", "node:Customer"),
+        ("edge:Know", "edge:Knows"),
+        ("Boght", "edge:Bought"),
+        ("edge:Persn", "edge:Person"),
+        ("Persn", "edge:Person"),
+        ("Zzz", None),
+        ("", None),
+    ],
+)
+def test_a_mistyped_table_is_answered_with_the_nearest_one_and_its_kind(
+    name: str, near: str | None
+) -> None:
+    keys = ["node:Customer", "edge:Knows", "edge:Bought", "edge:Person", "node:Person"]
+    assert nearest(name, keys) == near
+    entries = {key: TableEntry(key, "x", 1, None, 0) for key in keys}
+    snapshot = Snapshot("main", 3, entries, {}, {})
+    with pytest.raises(TableNotFoundError) as caught:
+        snapshot.resolve(name)
+    assert caught.value.hint == (f"Did you mean {near}?" if near else None)
