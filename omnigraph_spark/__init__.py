@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 # writes to a new table warns that there is no table yet. A user's own setting stays.
 os.environ.setdefault("LANCE_LOG", "warn,lance::dataset::write::insert=error")
 
+__version__ = "0.1.0"
 __all__ = [
     "OmniGraph",
     "OmnigraphError",
+    "__version__",
     "enable_narrowing",
     "from_spark",
     "narrow",

@@ -6,28 +6,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from omnigraph_spark import options
+from omnigraph_spark import option_values, options
 from omnigraph_spark.api.maintenance import MaintenanceMethods
 from omnigraph_spark.api.queries import QueryMethods, view_names
 from omnigraph_spark.api.refs import RefMethods
 from omnigraph_spark.api.schema_changes import SchemaMethods
 from omnigraph_spark.api.staging import StagingMethods
-from omnigraph_spark.errors import for_people
-from omnigraph_spark.option_values import as_text
+from omnigraph_spark.errors import OmnigraphError, for_people
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.refs import times
 from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.progress import as_html, as_text, described
 from omnigraph_spark.storage.store import normalize_root
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
-    from omnigraph_spark.maintenance.check import Finding
+    from omnigraph_spark.maintenance.check import Findings
     from omnigraph_spark.maintenance.repair import Action
     from omnigraph_spark.storage.store import Storage
     from omnigraph_spark.write.commit.commit import Committed
 
 FORMAT = "omnigraph"
+_COMMITS = 20
 
 
 def register(spark: SparkSession) -> None:
@@ -73,6 +74,39 @@ class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, Sta
     uri: str
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
 
+    def __str__(self) -> str:
+        """Return the tables of the newest version as text; reads the graph."""
+        return as_text(*self._shown())
+
+    def _repr_html_(self) -> str:
+        return as_html(*self._shown())
+
+    def _shown(self) -> tuple[str, tuple[str, ...], list[tuple[object, ...]]]:
+        """Return title, column names and a row per table, for a person to see."""
+        from omnigraph_spark import schema as engine_schema
+        from omnigraph_spark.manifest.snapshot import load
+
+        names = ("table", "rows", "version", "from", "to", "properties")
+        try:
+            store = self._store()
+            snapshot = load(store)
+            known = engine_schema.read(store) or engine_schema.EngineSchema()
+        except OmnigraphError as error:
+            return f"OmniGraph {self.uri}: {error}", names, []
+        rows: list[tuple[object, ...]] = []
+        for key, entry in sorted(snapshot.tables.items()):
+            kind, name = layout.split_table_key(key)
+            edge = known.edges.get(name) if kind == layout.EDGE else None
+            ends = (edge.source, edge.target) if edge is not None else (None, None)
+            one = known.of_table(key)
+            properties = ", ".join(
+                f"{p.name}: {p.type.text()}" for p in (one.properties if one else ())
+            )
+            rows.append((key, entry.row_count, entry.table_version, *ends, properties[:200]))
+        count = f"{len(rows)} table{'' if len(rows) == 1 else 's'}"
+        title = f"OmniGraph {self.uri}, main at version {snapshot.graph_version}, {count}"
+        return title, names, rows
+
     @classmethod
     def for_path(cls, spark: SparkSession, uri: str, **storage: Any) -> OmniGraph:
         """Return the handle of the graph at `uri`; opens nothing, and the graph need not be there.
@@ -86,7 +120,10 @@ class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, Sta
         return cls(
             spark,
             normalize_root(uri),
-            {key.removeprefix(prefix): as_text(key, value) for key, value in storage.items()},
+            {
+                key.removeprefix(prefix): option_values.as_text(key, value)
+                for key, value in storage.items()
+            },
         )
 
     def table(
@@ -110,11 +147,13 @@ class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, Sta
             OptionError, TableNotFoundError, GraphNotFoundError, BranchNotFoundError,
             VersionNotFoundError, StorageError: as the names say.
         """
-        reader = self._reader(branch, version).option("table", as_text("table", name))
+        reader = self._reader(branch, version).option("table", option_values.as_text("table", name))
         if columns is not None:
-            reader = reader.option("columns", as_text("columns", columns))
+            reader = reader.option("columns", option_values.as_text("columns", columns))
         if metadata_columns is not None:
-            reader = reader.option("metadataColumns", as_text("metadataColumns", metadata_columns))
+            reader = reader.option(
+                "metadataColumns", option_values.as_text("metadataColumns", metadata_columns)
+            )
         return self._narrowing(reader.load(self.uri))
 
     def graph(self, *, branch: str | None = None, version: int | str | None = None) -> DataFrame:
@@ -139,7 +178,10 @@ class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, Sta
         Raises:
             OmnigraphError: as `table`.
         """
-        return self._reader(branch, None).option("metadata", "history").load(self.uri)
+        frame = self._reader(branch, None).option("metadata", "history").load(self.uri)
+        # Looked for on the object by notebooks; a frame's own shows its columns' names alone.
+        object.__setattr__(frame, "_repr_html_", lambda: _history_html(frame, self.uri))
+        return frame
 
     def changes(
         self,
@@ -215,10 +257,15 @@ class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, Sta
         """Return what stages one table of a bulk write: an ordinary Spark write of its frame."""
         from omnigraph_spark.write.commit import bulk
 
+        keys = sorted(frames)
+
         def stage_table(key: str, text: str) -> None:
             _make_active(self.spark)
             writer = frames[key].write.format(FORMAT).mode("append")
-            writer.options(**self._spark_storage()).option(bulk.STAGE_OPTION, text).save(self.uri)
+            writer = writer.options(**self._spark_storage()).option(bulk.STAGE_OPTION, text)
+            step = f"OmniGraph.write: stage {key} ({keys.index(key) + 1} of {len(keys)})"
+            with described(self.spark, step):
+                writer.save(self.uri)
 
         return stage_table
 
@@ -276,14 +323,12 @@ class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, Sta
     @overload
     def check(
         self, *, integrity: Literal[False] = False, branch: str = layout.MAIN
-    ) -> list[Finding]: ...
+    ) -> Findings: ...
 
     @overload
     def check(self, *, integrity: Literal[True], branch: str = layout.MAIN) -> DataFrame: ...
 
-    def check(
-        self, *, integrity: bool = False, branch: str = layout.MAIN
-    ) -> list[Finding] | DataFrame:
+    def check(self, *, integrity: bool = False, branch: str = layout.MAIN) -> Findings | DataFrame:
         """Return what dead writers, a move or damage left wrong with the graph; writes nothing.
 
         Runs on the driver and looks at the files and metadata of all branches. An empty list is a
@@ -302,9 +347,9 @@ class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, Sta
             from omnigraph_spark.maintenance import integrity_check
 
             return integrity_check.integrity(self, self._store(), branch)
-        from omnigraph_spark.maintenance.check import check
+        from omnigraph_spark.maintenance.check import Findings, check
 
-        return check(self._store())
+        return Findings(check(self._store()))
 
     def repair(self, dry_run: bool = True, grace_seconds: float = 10.0) -> list[Action]:
         """Repair what `check` found; with `dry_run` say what would be done and write nothing.
@@ -350,3 +395,8 @@ def _pins(branch: str | None, version: int | str | None) -> dict[str, str]:
         is_time = times.is_like_time(str(version))
         pins["timestampAsOf" if is_time else "versionAsOf"] = str(version)
     return pins
+
+
+def _history_html(frame: DataFrame, uri: str) -> str:
+    rows = frame.orderBy(frame["version"].desc()).limit(_COMMITS).collect()
+    return as_html(f"The newest commits of {uri}", frame.columns, [tuple(row) for row in rows])

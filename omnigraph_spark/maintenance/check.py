@@ -22,6 +22,7 @@ from omnigraph_spark.refs import property_files, refs
 from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.storage import layout, store
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
+from omnigraph_spark.storage.progress import as_html, as_text
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write import staging
 from omnigraph_spark.write.commit.table_head import is_clean, owner_of
@@ -51,6 +52,8 @@ DAMAGED_LOG = "damaged_log"
 _MADE_WITH = 2
 """Versions of `__manifest` that a branch has before its first write."""
 
+_NAMES = ("kind", "place", "branch", "repairable", "what")
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -66,6 +69,25 @@ class Finding:
     what: str
     repairable: bool
     branch: str = layout.MAIN
+
+
+class Findings(list[Finding]):
+    """A list of findings that shows itself as a table."""
+
+    def __repr__(self) -> str:
+        return as_text(self._title(), _NAMES, map(_row, self))
+
+    def _repr_html_(self) -> str:
+        return as_html(self._title(), _NAMES, map(_row, self))
+
+    def _title(self) -> str:
+        if not self:
+            return "Nothing is wrong with the graph"
+        return f"{len(self)} finding{'s' if len(self) > 1 else ''}"
+
+
+def _row(one: Finding) -> tuple[object, ...]:
+    return one.kind, one.place, one.branch, "yes" if one.repairable else "no", one.what
 
 
 def check(storage: Storage) -> list[Finding]:

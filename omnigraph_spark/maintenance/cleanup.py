@@ -36,7 +36,7 @@ from omnigraph_spark.refs import forks, refs
 from omnigraph_spark.refs.forks import Fork
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
-from omnigraph_spark.storage.progress import Progress
+from omnigraph_spark.storage.progress import Progress, as_html, as_text
 from omnigraph_spark.storage.store import ObjectInfo, Storage
 from omnigraph_spark.write import staging as staging_records
 
@@ -80,6 +80,27 @@ class Cleaned:
     datasets: tuple[CleanedDataset, ...]
     forks: tuple[str, ...] = ()
     staged: int = 0
+
+    def __repr__(self) -> str:
+        return as_text(*self._shown())
+
+    def _repr_html_(self) -> str:
+        return as_html(*self._shown())
+
+    def _shown(self) -> tuple[str, tuple[str, ...], list[tuple[object, ...]]]:
+        would = "would go" if self.dry_run else "went"
+        title = (
+            f"Cleanup, {self.before:%Y-%m-%d %H:%M} UTC: {self.versions:,} versions and"
+            f" {self.files:,} files of {self.bytes:,} bytes {would}"
+        )
+        if self.forks or self.staged:
+            title += f", {len(self.forks):,} forks and {self.staged:,} staged messages too"
+        if self.dry_run:
+            title += " (dry_run=False removes them)"
+        rows: list[tuple[object, ...]] = [
+            (one.place, one.versions, one.files, one.bytes, one.skipped) for one in self.datasets
+        ]
+        return title, ("dataset", "versions", "files", "bytes", "skipped"), rows
 
     @property
     def versions(self) -> int:

@@ -22,7 +22,7 @@ from omnigraph_spark.manifest.rows import INDEX, OPTIMIZE
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.lance_errors import translated
-from omnigraph_spark.storage.progress import Progress
+from omnigraph_spark.storage.progress import Progress, described
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.plan import Settings
 
@@ -305,6 +305,7 @@ def run_on_spark(spark: SparkSession) -> Run:
         frame = spark.createDataFrame([(task,) for task in tasks], "task string")
         compacted = udf(compact, "string", useArrow=False).asNondeterministic()
         done = frame.repartition(len(tasks)).select(compacted("task").alias("done"))
-        return [str(row.done) for row in done.collect()]
+        with described(spark, f"OmniGraph.optimize: compact {entry.table_key}"):
+            return [str(row.done) for row in done.collect()]
 
     return run

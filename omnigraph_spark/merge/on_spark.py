@@ -12,6 +12,7 @@ import json
 import pickle
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from pyspark.sql.functions import udf
 from omnigraph_spark.merge import tables as merge_tables
 from omnigraph_spark.merge.rules import Decision
 from omnigraph_spark.merge.tables import Facts, Outcome, TableMerge
+from omnigraph_spark.storage.progress import described
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.plan import WritePlan
 from omnigraph_spark.write.tasks import stage
@@ -40,6 +42,7 @@ class OnSpark:
     """Merges tables in Spark's tasks; `close` frees what the executors keep."""
 
     def __init__(self, spark: SparkSession, storage: Storage, merges: Sequence[TableMerge]) -> None:
+        self._spark = spark
         self._storage = storage
         self._merges = tuple(merges)
         self._numbers = {one.table_key: number for number, one in enumerate(merges)}
@@ -56,7 +59,9 @@ class OnSpark:
 
         told = udf(decide, "string", useArrow=False)("merge", "parts")
         found = {one.table_key: Outcome() for one in merges}
-        for row in self._buckets.select("merge", told.alias("told")).collect():
+        with self._step("compare"):
+            rows = self._buckets.select("merge", told.alias("told")).collect()
+        for row in rows:
             one = found[merges[row["merge"]].table_key]
             taken, gone, settled, conflicts = json.loads(row["told"])
             one.taken += taken
@@ -90,8 +95,13 @@ class OnSpark:
             return stage.to_json(merge_tables.staged_rows(plan, merge, found))
 
         told = udf(write, "string", useArrow=False).asNondeterministic()("merge", "parts")
-        rows = self._buckets.select(told.alias("told")).collect()
+        with self._step("write"):
+            rows = self._buckets.select(told.alias("told")).collect()
         return [one for row in rows for one in stage.from_json(row["told"])]
+
+    def _step(self, what: str) -> AbstractContextManager[None]:
+        tables = ", ".join(sorted(self._numbers))
+        return described(self._spark, f"OmniGraph.merge: {what} {tables[:200]}")
 
     def conflicts(self) -> DataFrame:
         """Return the conflicts as a frame; evaluates nothing, and is good after `close` too."""

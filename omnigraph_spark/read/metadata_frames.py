@@ -174,7 +174,11 @@ def _refs(storage: Storage, _snapshot: Snapshot) -> Iterator[dict[str, Any]]:
 
 
 def _runs(storage: Storage, _snapshot: Snapshot) -> Iterator[dict[str, Any]]:
+    """Yield one row per run: how it stands now, since when, and when it began."""
+    newest: dict[str, dict[str, Any]] = {}
     for row in runs.read_runs(storage).to_pylist():
+        newest[row["run_id"]] = row
+    for row in newest.values():
         yield {**row, "actor": row.get("actor_id")}
 
 

@@ -18,6 +18,7 @@ from omnigraph_spark.errors import (
     TableNotFoundError,
     from_spark,
 )
+from omnigraph_spark.merge import merge
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +120,42 @@ def test_what_spark_shows_of_an_error_is_short_and_has_the_code_near_its_end(
         lines = shown(call)
         ours = [line for line in lines if "omnigraph_spark" in line and 'File "' in line]
         assert len(ours) <= 1, lines
+
+
+# --- what is shown -----------------------------------------------------------------------------
+
+
+def _descriptions(spark: SparkSession) -> set[str]:
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)  # type: ignore[union-attr]
+    told = [jobs.apply(at).description() for at in range(jobs.size())]
+    return {str(one.get()) for one in told if one.isDefined()}
+
+
+def test_each_step_of_a_long_call_has_its_description_in_sparks_ui(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge, "BYTES_HERE", -1)  # small merges need no job
+    graph = OmniGraph.for_path(spark, str(tmp_path / "jobs"))
+    spark.sparkContext.setJobDescription("mine")
+    for part in ("a", "b"):
+        one = spark.sql(f"SELECT '{part}' AS id, 1 AS n")
+        graph.write({"node:A": one, "node:B": one})
+    graph.create_branch("dev")
+    graph.write({"node:A": spark.sql("SELECT 'c' AS id, 2 AS n")}, branch="dev")
+    graph.write({"node:A": spark.sql("SELECT 'd' AS id, 2 AS n")})
+    graph.merge("dev")
+    graph.optimize(["A"])
+    assert spark.sparkContext.getLocalProperty("spark.job.description") == "mine"
+    spark.sparkContext.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
+    shown = _descriptions(spark)
+    assert {
+        "OmniGraph.write: stage node:A (1 of 2)",
+        "OmniGraph.write: stage node:B (2 of 2)",
+        "OmniGraph.merge: compare node:A",
+        "OmniGraph.merge: write node:A",
+        "OmniGraph.optimize: compact node:A",
+    } <= shown
+    runs = spark.read.format("omnigraph").option("metadata", "runs").load(graph.uri).collect()
+    assert len({row.run_id for row in runs}) == len(runs) > 0
+    page = graph.history()._repr_html_()
+    assert page.count("<tr>") == graph.history().count() + 1
