@@ -10,6 +10,7 @@ from omnigraph_spark import option_values, options
 from omnigraph_spark.api.maintenance import MaintenanceMethods
 from omnigraph_spark.api.queries import QueryMethods, view_names
 from omnigraph_spark.api.refs import RefMethods
+from omnigraph_spark.api.rows import RowMethods
 from omnigraph_spark.api.schema_changes import SchemaMethods
 from omnigraph_spark.api.staging import StagingMethods
 from omnigraph_spark.errors import OmnigraphError, for_people
@@ -64,7 +65,9 @@ def _make_active(spark: SparkSession) -> None:
 
 @for_people
 @dataclass(frozen=True)
-class OmniGraph(RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, StagingMethods):
+class OmniGraph(
+    RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, RowMethods, StagingMethods
+):
     """A graph at a path, as a Spark session sees it. Holds no connection and no snapshot.
 
     `storage` are storage options by Lance's keys (`aws_endpoint`), kept out of `repr`.

@@ -101,7 +101,8 @@ class _Round(RoundRows):
             return
         there = self._published(key, {"id": "id"}, self._few(s, "id"))
         self._db.run(
-            f"CREATE OR REPLACE TABLE hits AS SELECT p.id FROM p SEMI JOIN {s} t ON p.id = t.id",
+            "CREATE OR REPLACE TABLE hits AS "
+            f"SELECT p.id FROM {_kept(staged)} SEMI JOIN {s} t ON p.id = t.id",
             p=there,
         )
         self._report(
@@ -273,9 +274,11 @@ class _Round(RoundRows):
 
 def _kept(staged: Staged | None) -> str:
     """Return the rows of the stream `p` that stay beside a write to their table."""
-    if staged is None or staged.write.replaces == NOTHING:
+    if staged is None:
         return "p"
-    replaced = f"SELECT id FROM {staged.name}"
-    if staged.write.removed is not None:
-        replaced += f" UNION ALL SELECT id FROM {staged.name}_gone"
+    tables = [] if staged.write.replaces == NOTHING else [staged.name]
+    tables += [] if staged.write.removed is None else [f"{staged.name}_gone"]
+    if not tables:
+        return "p"
+    replaced = " UNION ALL ".join(f"SELECT id FROM {name}" for name in tables)
     return f"(SELECT * FROM p ANTI JOIN ({replaced}) o ON p.id = o.id) AS p"

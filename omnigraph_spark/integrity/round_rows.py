@@ -35,7 +35,7 @@ class TableWrite:
 
     `replaces` is NOTHING, SAME_IDS (an upsert) or ALL (an overwrite). `made_ids`: the write itself
     gave every row a new id, which no other row can have. `removed` gives the ids of more rows that
-    it takes out (a merge of branches deletes beside its upsert), in bounded pieces.
+    it takes out beside, in bounded pieces.
     """
 
     table_key: str

@@ -53,7 +53,10 @@ def widened(
     snapshot = known_types.load_with_types(plan.storage, plan.branch)
     schema = with_properties(known_types.known(plan.storage, snapshot).schema, properties)
     integrity = rules.of_write(
-        options.integrity, options.bad_records_path, schema.with_types(plan.new_types), targets
+        options.integrity,
+        plan.integrity.bad_records_path,
+        schema.with_types(plan.new_types),
+        targets,
     )
     return replace(plan, targets=targets, new_properties=properties, integrity=integrity)
 

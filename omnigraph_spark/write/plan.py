@@ -145,6 +145,7 @@ class WritePlan:
     what an upsert's or delete's frames were read from, by table; `frames` are the names of the
     frames. With `txn_whole` the write is done if any table of the graph has its `txn` (`Publish`).
     `planned_at` is when its staging record was left, in seconds since the epoch; None without one.
+    `deletes` says that an upsert deletes rows beside.
     """
 
     storage: Storage
@@ -170,6 +171,7 @@ class WritePlan:
     frames: tuple[str, ...] = ()
     planned_at: float | None = None
     types: EngineSchema = field(default_factory=EngineSchema)
+    deletes: bool = False
 
 
 def plan_write(
@@ -202,10 +204,10 @@ def plan_write(
             f"badRecordsPath doesn't go with writeMode {options.mode}",
             hint="Leave it out, and sort the bad rows out before the write",
         )
-    if options.mode in (MERGE, DELETE) and options.merge_schema:
+    if options.mode == DELETE and options.merge_schema:
         raise UnsupportedError(
-            f"mergeSchema doesn't go with writeMode {options.mode}",
-            hint="Add the properties with an append first",
+            "mergeSchema doesn't go with writeMode delete, which needs id alone",
+            hint="Leave it out",
         )
     snapshot = head(storage, options)
     schema = known_types.known(storage, snapshot).schema

@@ -205,3 +205,14 @@ def test_the_notebooks_run(spark: SparkSession, local_store: Store, notebook: Pa
         if cell["cell_type"] == "code" and "setup" not in cell["metadata"].get("tags", []):
             exec("".join(cell["source"]), names)
     assert names["done"] is True
+
+
+def test_the_upserts_page_updates_deletes_and_merges(spark: SparkSession, graph: str) -> None:
+    news = spark.createDataFrame(
+        [("Ada", 40, False), ("Grace", 0, True), ("Mary", 9, False)],
+        "id STRING, age INT, gone BOOLEAN",
+    )
+    names = {"spark": spark, "uri": graph, "OmniGraph": OmniGraph, "news": news}
+    run_python("docs/upserts.md", "Conditional merges, updates and deletes", names)
+    found = OmniGraph.for_path(spark, graph).table("Person").orderBy("id").collect()
+    assert [(row.id, row.age) for row in found] == [("Ada", 40), ("Mary", 9)]

@@ -245,8 +245,8 @@ row("upsert, extra column", SchemaMismatchError, "ghost", PERSON, person(ghost=[
 row("upsert, overflow", SchemaMismatchError, "age", PERSON,
     {"id": ["a"], "age": pa.array([3_000_000_000], LONG)}, **MERGE)
 row("upsert, bad enum", IntegrityError, "mood", PERSON, {"id": ["a"], "mood": ["sad"]}, **MERGE)
-row("upsert with mergeSchema", UnsupportedError, "mergeSchema", PERSON, person(),
-    mergeSchema="true", **MERGE)
+row("delete with mergeSchema", UnsupportedError, "mergeSchema", PERSON, {"id": ["a"]},
+    mergeSchema="true", **DELETE)
 row("upsert with badRecordsPath", UnsupportedError, "badRecordsPath", PERSON, person(),
     badRecordsPath="/tmp/none", **MERGE)
 row("upsert by overwrite", OptionError, "merge", PERSON, person(), overwrite=True, **MERGE)

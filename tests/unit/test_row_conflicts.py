@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,12 @@ import pytest
 
 from omnigraph_spark import _faults, from_spark
 from omnigraph_spark.errors import ExpectedVersionMismatch, RowConflictError
+from omnigraph_spark.options import WriteOptions, parse
+from omnigraph_spark.spark import frame_plan
 from omnigraph_spark.storage.store import Storage
-from tests.support.plain_writes import read, rows, save
+from omnigraph_spark.write.commit.commit import commit
+from omnigraph_spark.write.tasks.stage import from_json, stage, to_json
+from tests.support.plain_writes import batch, read, rows, save
 from tests.support.writes import once
 
 P, C = "node:Person", "node:Company"
@@ -172,3 +177,33 @@ def test_on_a_branch_rows_count_from_the_branch_that_was_read(root: str) -> None
     with pytest.raises(RowConflictError, match="'b'"):
         save(root, people("b", n=1), schema=frame, branch="dev", **MERGE)
     assert rows(root, P, branch="dev")[:2] == [("a", 1), ("b", 6)]
+
+
+@pytest.mark.parametrize("point", ["commit.entered", "commit.before_publish"])
+def test_an_upsert_that_deletes_beside_is_matched_again_where_a_rival_was_first(
+    root: str, point: str
+) -> None:
+    save(
+        root, {"src": ["a"], "dst": ["d"]}, table="edge:Knows", endpoints="Knows: Person -> Person"
+    )
+
+    def change(theirs: str) -> None:
+        schema = read(root, table=P)
+        parsed = WriteOptions.of(parse({"path": root, "writeMode": "merge"}), False)
+        plan = replace(
+            frame_plan.plan_frames(parsed, {P: schema}), deletes=True, on_delete="cascade"
+        )
+        gone = replace(plan, targets={P: replace(plan.targets[P], mode="delete")})
+        staged = [
+            *stage(plan, [(P, batch(people("a", "e", n=1)))]),
+            *stage(gone, [(P, batch({"id": ["d"]}))]),
+        ]
+        _faults.arm(point, once(lambda: others(root, theirs, 5)))
+        commit(plan, from_json(to_json(staged)))
+
+    for theirs in "ad":
+        with pytest.raises(RowConflictError, match=f"'{theirs}'"):
+            change(theirs)
+    change("bz")
+    assert dict(rows(root, P)) == {"a": 1, "b": 5, "c": 0, "e": 1, "z": 5}
+    assert rows(root, "edge:Knows") == []

@@ -13,7 +13,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from omnigraph_spark.storage.progress import Progress
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write import staging
 from omnigraph_spark.write.commit.commit import Committed, abort, commit
-from omnigraph_spark.write.plan import Settings, TableTarget, WritePlan
+from omnigraph_spark.write.plan import DELETE, Settings, TableTarget, WritePlan
 from omnigraph_spark.write.tasks import stage
 from omnigraph_spark.write.tasks.stage import StagedTable
 
@@ -81,8 +81,14 @@ def leave_messages(plan: WritePlan, staged: Iterable[StagedTable]) -> None:
     plan.storage.put(_path(plan.publish_id, key), stage.to_json(staged).encode("utf-8"))
 
 
-def write_all(plan: WritePlan, stage_table: Callable[[str, str], None]) -> Committed:
+def write_all(
+    plan: WritePlan,
+    stage_table: Callable[[str, str], None],
+    stage_deletes: Callable[[str, str], None] | None = None,
+) -> Committed:
     """Stage every table of a plan and publish them in one commit.
+
+    `stage_deletes` stages frames of ids whose rows are deleted beside (`plan.deletes`).
 
     `stage_table(table key, text for STAGE_OPTION)` runs one ordinary Spark write. The staging
     objects are deleted in the end, unless the outcome is unknown. If a table can't be staged, the
@@ -98,6 +104,8 @@ def write_all(plan: WritePlan, stage_table: Callable[[str, str], None]) -> Commi
         with staging.recorded(plan.storage, plan.publish_id) as planned_at:
             plan = replace(plan, planned_at=planned_at)
             staged = _staged(plan, stage_table, progress)
+            if stage_deletes is not None:
+                staged += _staged(_of_deletes(plan), stage_deletes, None, staged)
             done = commit(plan, staged)
         progress.step("published")
     except PublishOutcomeUnknown:
@@ -110,18 +118,27 @@ def write_all(plan: WritePlan, stage_table: Callable[[str, str], None]) -> Commi
 
 
 def _staged(
-    plan: WritePlan, stage_table: Callable[[str, str], None], progress: Progress
+    plan: WritePlan,
+    stage_table: Callable[[str, str], None],
+    progress: Progress | None,
+    before: Sequence[StagedTable] = (),
 ) -> list[StagedTable]:
     staged: list[StagedTable] = []
     try:
         for key in sorted(plan.targets):
             stage_table(key, describe(plan, key))
             staged += _collect(plan, key)
-            progress.step(f"{key} is staged")
+            if progress is not None:
+                progress.step(f"{key} is staged")
     except BaseException:
-        abort(plan, staged, complete=False)
+        abort(plan, [*before, *staged], complete=False)
         raise
     return staged
+
+
+def _of_deletes(plan: WritePlan) -> WritePlan:
+    targets = {key: replace(one, mode=DELETE, added=()) for key, one in plan.targets.items()}
+    return replace(plan, mode=DELETE, targets=targets)
 
 
 def _collect(plan: WritePlan, key: str) -> list[StagedTable]:

@@ -539,8 +539,8 @@ KEEPS_IDS = frozenset({APPEND, MERGE})
 
 
 def keeps_ids(plan: WritePlan) -> bool:
-    """Tell whether a write takes no node id away; a merge of branches may."""
-    return plan.mode in KEEPS_IDS and plan.merged_parent is None
+    """Tell whether a write takes no node id away; a merge of branches may, and `merge_into`."""
+    return plan.mode in KEEPS_IDS and plan.merged_parent is None and not plan.deletes
 
 
 def untouched_guards(

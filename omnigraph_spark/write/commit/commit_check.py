@@ -89,7 +89,7 @@ class CommitCheck:
                         self._files[key],
                         plan.targets[key].schema,
                         key in plan.integrity.made_ids,
-                        partial(self._removed, key) if plan.merged_parent is not None else None,
+                        partial(self._removed, key) if self._takes_out(key) else None,
                     )
                     for key in touched
                 ),
@@ -104,13 +104,20 @@ class CommitCheck:
             self._write_bad(self._bad)
         _faults.point("commit.checked")
 
+    def _takes_out(self, key: str) -> bool:
+        return self._plan.merged_parent is not None or any(o.deletes for o in self._by_table[key])
+
     def _removed(self, key: str) -> Iterator[pa.Array]:
-        """Yield the ids of the stored rows that a merge of branches replaces or takes out."""
+        """Yield the ids of the stored rows that the write takes out.
+
+        Those of a merge of branches are all that it replaces or takes out.
+        """
         target = self._plan.targets[key]
-        if not any(one.matches for one in self._by_table[key]):
+        gone = [one for one in self._by_table[key] if one.deletes or self._plan.merged_parent]
+        if not any(one.matches for one in gone):
             return
         place = (target.location, target.table_branch, target.version)
-        found = {key: list(self._by_table[key])}
+        found = {key: gone}
         yield from deleted_ids(self._plan.storage, self._plan.storage.dataset(*place), found, key)
 
     def bad(self, table_key: str) -> pa.Table | None:

@@ -6,7 +6,7 @@ that are looked at are guarded by the publish (PROTOCOL 7), so what is found hol
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.storage import column_numbers, layout
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit import staged_files
 from omnigraph_spark.write.plan import CASCADE, DELETE, TableTarget, WritePlan
 from omnigraph_spark.write.tasks import matches
 from omnigraph_spark.write.tasks.matches import Match
@@ -83,12 +84,13 @@ def refuse_unknown_ends(
 
 
 def with_edges(
-    plan: WritePlan, found: ByTable, snapshot: Snapshot, schema: EngineSchema
+    plan: WritePlan, found: ByTable, gone: ByTable, snapshot: Snapshot, schema: EngineSchema
 ) -> tuple[WritePlan, ByTable]:
-    """Return a delete of nodes with the edges that it takes along (`cascade`), or refuse it.
+    """Return a write that deletes nodes with the edges that it takes along, or refuse it.
 
-    `schema` says where edges end. Edges that the same write deletes don't count. On a branch, an
-    edge table that isn't forked yet is.
+    `found` is all that was staged, `gone` the deletes in it, and `schema` says where edges end.
+    Nodes that come back in the same write don't count, nor do edges that it deletes or replaces. On
+    a branch, an edge table that isn't forked yet is.
 
     Raises:
         IntegrityError: (`restrict`) edges would end nowhere; says how many, and which.
@@ -110,7 +112,7 @@ def with_edges(
             side: layout.table_key(layout.NODE, name)
             for side, name in zip(_ENDS, (edge.source, edge.target), strict=True)
         }
-        stranded = _stranded(plan, found, snapshot, key, ends)
+        stranded = _stranded(plan, found, gone, snapshot, key, ends)
         if not len(stranded.addresses):
             continue
         counts[key] = len(stranded.addresses)
@@ -123,26 +125,44 @@ def with_edges(
 
 
 def _stranded(
-    plan: WritePlan, found: ByTable, snapshot: Snapshot, key: str, ends: Mapping[str, str]
+    plan: WritePlan,
+    found: ByTable,
+    deleted: ByTable,
+    snapshot: Snapshot,
+    key: str,
+    ends: Mapping[str, str],
 ) -> _Stranded:
     """Find the edges of one table that end at deleted nodes and aren't deleted themselves."""
     entry = snapshot.tables[key]
     edges = plan.storage.dataset(entry.location, entry.table_branch, entry.table_version)
     gone = _addresses(plan.storage, (m for one in found.get(key, ()) for m in one.matches))
     result = _Stranded(np.empty(0, dtype=np.uint64), [])
-    for node in sorted(set(ends.values()) & set(found)):
+    for node in sorted({end for end in ends.values() if deleted.get(end)}):
         at = plan.targets[node]
         nodes = plan.storage.dataset(at.location, at.table_branch, at.version)
         sides = [side for side in _ENDS if ends[side] == node]
-        gone_ids = deleted_ids(plan.storage, nodes, found, node)
+        gone_ids = deleted_ids(plan.storage, nodes, deleted, node)
         pieces = (pa.record_batch([ids], ["id"]) for ids in gone_ids)
-        for ids in matches.gathered(pieces, _IDS_AT_ONCE):
+        for chunk in matches.gathered(pieces, _IDS_AT_ONCE):
+            ids = _not_back(plan, found.get(node, ()), chunk["id"].combine_chunks())
+            if not len(ids):
+                continue
             scanner = edges.scanner(columns=["id", *_ENDS], with_row_address=True)
             with translated(f"Looking for edges of {key} that would end nowhere"):
                 for rows in matches.gathered(scanner.to_batches(), _EDGES_AT_ONCE):
-                    _look(rows, ids["id"].combine_chunks(), sides, gone, result, key)
+                    _look(rows, ids, sides, gone, result, key)
     result.addresses = matches.ascending(result.addresses)
     return result
+
+
+def _not_back(plan: WritePlan, staged: Sequence[StagedTable], ids: pa.Array) -> pa.Array:
+    """Return the deleted ids that no staged row has."""
+    for one in staged:
+        if one.fragments:
+            id_only = replace(one, columns=("id",))
+            for batch in staged_files.read(plan, plan.targets[one.table_key], id_only):
+                ids = ids.filter(pc.invert(pc.is_in(ids, value_set=batch.column("id"))))
+    return ids
 
 
 def _look(
@@ -185,7 +205,7 @@ def _taken_along(
     none = np.empty(0, dtype=np.uint64)
     found = matches.of_addresses(stranded.addresses, none)
     fields = column_numbers.of_dataset(dataset)
-    return target, StagedTable(key, (), 0, 0, fields, found, ("id",))
+    return target, StagedTable(key, (), 0, 0, fields, found, ("id",), deletes=True)
 
 
 def _refused(counts: Mapping[str, int], samples: list[dict[str, Any]]) -> IntegrityError:

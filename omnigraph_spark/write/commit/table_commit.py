@@ -232,7 +232,7 @@ def _extend(
     round_.files_used |= bool(fragments)
     if target.mode != OVERWRITE:
         wide = added_columns.add(round_, head, schema)
-        if wide is not head and not fragments:
+        if wide is not head and not fragments and not any(one.matches for one in staged):
             return wide
         made = wide
         for operation in updates.operations(round_.storage, wide, staged, fragments):

@@ -19,6 +19,7 @@ from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
 from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.schema.property_types import is_blob
 from omnigraph_spark.storage import column_numbers
+from omnigraph_spark.storage.column_numbers import FieldMap
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit import deletes, staged_files
@@ -185,9 +186,10 @@ def for_round(
     Raises:
         IntegrityError, StorageError: as `deletes.with_edges`.
     """
-    if plan.mode != DELETE:
+    gone = {key: [one for one in staged if one.deletes] for key, staged in by_table.items()}
+    if not any(gone.values()):
         return plan, by_table
-    return deletes.with_edges(plan, by_table, snapshot, schema)
+    return deletes.with_edges(plan, by_table, gone, snapshot, schema)
 
 
 def is_stale(plan: WritePlan, snapshot: Snapshot, key: str) -> bool:
@@ -218,17 +220,51 @@ def rematched(
     entry = snapshot.tables[key]
     others = spans_of_others(rows, plan.reads[key], entry) if key in plan.reads else ()
     target = replace(old, mode=plan.mode, version=entry.table_version, others=others)
-    if plan.mode == DELETE:
-        before = plan.storage.dataset(old.location, old.table_branch, old.version)
-        ids = deletes.deleted_ids(plan.storage, before, {key: list(staged)}, key)
-        batches = (pa.RecordBatch.from_arrays([one], names=["id"]) for one in ids)
-        return target, [stage.restage(plan, target, batches)]
     dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
-    now = column_numbers.of_dataset(dataset)
     _log.info("write %s: matching %s again at %d", plan.publish_id, key, target.version)
     again = []
+    gone = [one for one in staged if one.deletes]
+    if gone:
+        before = plan.storage.dataset(old.location, old.table_branch, old.version)
+        ids = deletes.deleted_ids(plan.storage, before, {key: gone}, key)
+        batches = (pa.RecordBatch.from_arrays([one], names=["id"]) for one in ids)
+        again.append(stage.restage(plan, replace(target, mode=DELETE), batches))
+    if plan.mode == MERGE:
+        target = _with_columns_of(dataset, target)
     for one in staged:
         if one.fragments:
-            column_numbers.check_grown(key, one.fields, now)
+            _refuse_other_columns(old, one, dataset)
             again.append(stage.restage(plan, target, staged_files.read(plan, target, one)))
     return target, [one for one in again if one.fragments or one.matches]
+
+
+def _with_columns_of(dataset: LanceDataset, target: TableTarget) -> TableTarget:
+    """Return the target with the columns that a table has by now, and those that it still lacks.
+
+    Updated rows are written whole, so they need the columns that others added meanwhile too.
+    """
+    there = dataset.schema.names
+    added = tuple(name for name in target.added if name not in there)
+    new = [target.schema.field(name) for name in added]
+    wide = pa.schema([*dataset.schema, *new], dataset.schema.metadata)
+    return replace(target, schema=wide, added=added)
+
+
+def _refuse_other_columns(planned: TableTarget, staged: StagedTable, dataset: LanceDataset) -> None:
+    """Refuse rows whose columns others dropped or changed; those that the plan adds may be new.
+
+    Raises:
+        SchemaMismatchError: names the table and the column.
+    """
+    there = set(dataset.schema.names)
+
+    def brought(fields: FieldMap) -> FieldMap:
+        found = []
+        for path, number, kind, nullable in fields:
+            top = path.partition(".")[0]
+            if top in staged.columns and (top in there or top not in planned.added):
+                found.append((path, -1 if top in planned.added else number, kind, nullable))
+        return tuple(sorted(found))
+
+    now = column_numbers.of_dataset(dataset)
+    column_numbers.check(planned.table_key, brought(staged.fields), brought(now))

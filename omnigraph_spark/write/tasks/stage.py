@@ -41,7 +41,8 @@ class StagedTable:
     """The fragments that one task wrote for one table.
 
     An upsert's also name the stored rows that they replace (`matches`) and the columns that its
-    frame brought. `beside` is the file that the rest of a large message is in, "" for none.
+    frame brought; with `deletes` those rows go, and none comes. `beside` is the file that the rest
+    of a large message is in, "" for none.
     """
 
     table_key: str
@@ -52,6 +53,7 @@ class StagedTable:
     matches: tuple[Match, ...] = ()
     columns: tuple[str, ...] = ()
     beside: str = ""
+    deletes: bool = False
 
 
 def to_json(staged: Iterable[StagedTable]) -> str:
@@ -71,6 +73,7 @@ def from_json(text: str) -> list[StagedTable]:
             matches=tuple(Match(**match) for match in one["matches"]),
             columns=tuple(one["columns"]),
             beside=one["beside"],
+            deletes=one["deletes"],
         )
         for one in json.loads(text)
     ]
@@ -150,18 +153,21 @@ def restage(plan: WritePlan, target: TableTarget, batches: Iterable[pa.RecordBat
     batches = row_conflicts.checked(plan.storage, target, batches)
     if target.mode == DELETE:
         done = upsert.stage_delete(dataset, batches)
+        written = fields = column_numbers.of_dataset(dataset)
     else:
+        place, written, fields = _destination(plan, target)
         done = upsert.stage_upsert(
-            target, dataset, batches, lambda rows: _write(plan, target, dataset, rows)
+            target, dataset, batches, lambda rows: _write(plan, target, place, rows)
         )
     return StagedTable(
         target.table_key,
-        done.fragments,
+        tuple(column_numbers.renumbered(done.fragments, written, fields)),
         done.rows,
         done.bytes,
-        column_numbers.of_dataset(dataset),
+        fields,
         done.matches,
         done.columns,
+        deletes=target.mode == DELETE,
     )
 
 

@@ -142,9 +142,11 @@ class _Task:
         self._write = write
         self._keeps_ids = bool(dataset.has_stable_row_ids)
         self._schema = table_schema(target.schema)
+        there = set(dataset.schema.names)
+        known = [field for field in target.schema if field.name in there]
         # The ids are equal: of the stored rows the other columns are read, or if there are none it.
-        rest = [field for field in target.schema if field.name != "id"]
-        self._stored_schema = pa.schema(rest or target.schema)
+        rest = [field for field in known if field.name != "id"]
+        self._stored_schema = pa.schema(rest or known)
         self._fragments: list[dict[str, Any]] = []
         self._rows = self._bytes = 0
         self._matches: list[Match] = []
@@ -213,6 +215,10 @@ class _Task:
         for start in range(0, rows.num_rows, step):
             ours = rows.slice(start, step).combine_chunks()
             stored = self._stored(found.row_ids[start : start + step], blobs)
+            for name in self._target.added:  # columns that the write adds to the table
+                if name not in stored.schema.names:
+                    kind = self._schema.field(name).type
+                    stored = stored.append_column(name, pa.nulls(stored.num_rows, kind))
             columns = []
             differ = np.zeros(ours.num_rows, dtype=bool)
             for field in self._schema:

@@ -1,0 +1,169 @@
+"""The clauses of `OmniGraph.merge_into`: which rows of a frame update, add or delete which rows.
+
+Runs on the driver and evaluates nothing: the frames that come out are computed by the staging of
+the write, each by one Spark job over a join of the frame with the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from omnigraph_spark.errors import OptionError
+from omnigraph_spark.spark import field_metadata
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    Expression = str | Column
+    Action = str | Mapping[str, Expression]
+    Clauses = Action | Sequence[tuple[Expression | None, Action]] | None
+
+UPDATE, INSERT, DELETE, IGNORE = "update", "insert", "delete", "ignore"
+MATCHED = (UPDATE, DELETE, IGNORE)
+NOT_MATCHED = (INSERT, IGNORE)
+
+
+@dataclass(frozen=True)
+class Clause:
+    """One clause: for which rows (None: all that no earlier clause took), and what is done.
+
+    `values` are given for single columns; None: all columns of the frame.
+    """
+
+    matched: bool
+    condition: Expression | None
+    action: str
+    values: Mapping[str, Expression] | None = None
+
+
+def clauses(name: str, given: Clauses, matched: bool) -> list[Clause]:
+    """Return the clauses that an argument means.
+
+    Raises:
+        OptionError: none of the forms that are documented, or a value for `id`.
+    """
+    pairs: Any
+    if given is None:
+        return []
+    if isinstance(given, str | Mapping):
+        pairs = [(None, given)]
+    elif isinstance(given, Sequence) and all(
+        isinstance(one, Sequence) and not isinstance(one, str) and len(one) == 2 for one in given
+    ):
+        pairs = given
+    else:
+        raise _malformed(name, given, matched)
+    found = []
+    for condition, action in pairs:
+        if isinstance(action, Mapping):
+            if not action or "id" in action:
+                raise _malformed(name, action, matched)
+            found.append(Clause(matched, condition, UPDATE if matched else INSERT, action))
+        elif action in (MATCHED if matched else NOT_MATCHED):
+            found.append(Clause(matched, condition, action))
+        else:
+            raise _malformed(name, action, matched)
+    return found
+
+
+def _malformed(name: str, found: object, matched: bool) -> OptionError:
+    words = " or ".join(repr(one) for one in (MATCHED if matched else NOT_MATCHED))
+    return OptionError(
+        f"{name} is malformed",
+        expected=f"{words}, a mapping of columns other than id to expressions, or a list of "
+        "(condition, one of these)",
+        found=repr(found)[:200],
+        hint='Such as [("source.at > target.at", "update")]; a condition of None takes all rows',
+    )
+
+
+def split(
+    target: DataFrame, source: DataFrame, found: Sequence[Clause]
+) -> tuple[DataFrame | None, DataFrame | None]:
+    """Return the frame of the rows that are upserted, and that of the ids that are deleted.
+
+    None where no clause does that. Both expect of the table what `target` was read from.
+
+    Raises:
+        OptionError: `source` has no column by which rows are matched.
+    """
+    from pyspark.sql import functions as sf
+
+    source = _with_id(target, source)
+    joined = source.alias("source").join(
+        target.alias("target"), sf.col("source.id") == sf.col("target.id"), "left"
+    )
+    there = sf.col("target.id").isNotNull()
+    number = None
+    for at, clause in enumerate(found):
+        taken = there if clause.matched else ~there
+        if clause.condition is not None:
+            taken = taken & _expression(clause.condition)
+        number = sf.when(taken, at) if number is None else number.when(taken, at)
+    if number is None:
+        return None, None
+    mark = target.schema["id"].metadata.get(field_metadata.READ)
+    identity = sf.col("source.id").alias(
+        "id", metadata={} if mark is None else {field_metadata.READ: mark}
+    )
+    upserts = [at for at, clause in enumerate(found) if clause.action in (UPDATE, INSERT)]
+    gone = [at for at, clause in enumerate(found) if clause.action == DELETE]
+    columns = [
+        _value(name, found, number, target, source).alias(name) for name in _assigned(found, source)
+    ]
+    return (
+        joined.where(number.isin(upserts)).select(identity, *columns) if upserts else None,
+        joined.where(number.isin(gone)).select(identity) if gone else None,
+    )
+
+
+def _with_id(target: DataFrame, source: DataFrame) -> DataFrame:
+    if "id" in source.columns:
+        return source
+    for field in target.schema.fields:
+        carried = field_metadata.carried_type(field)
+        if carried is not None and carried.key and field.name in source.columns:
+            return source.withColumn("id", source[field.name])
+    raise OptionError(
+        "The frame has no column by which its rows are matched",
+        expected="the column id, or the key property of the table",
+        found=", ".join(source.columns)[:300],
+    )
+
+
+def _assigned(found: Sequence[Clause], source: DataFrame) -> list[str]:
+    names: dict[str, None] = {}
+    for clause in found:
+        if clause.action in (UPDATE, INSERT):
+            names |= dict.fromkeys(source.columns if clause.values is None else clause.values)
+    return [name for name in names if name != "id"]
+
+
+def _value(
+    name: str, found: Sequence[Clause], number: Column, target: DataFrame, source: DataFrame
+) -> Column:
+    """Return what a column becomes: by its row's clause, else what the table has, else null."""
+    from pyspark.sql import functions as sf
+
+    quoted = "`" + name.replace("`", "``") + "`"
+    stored = sf.col(f"target.{quoted}") if name in target.columns else sf.lit(None)
+    value = None
+    for at, clause in enumerate(found):
+        if clause.action not in (UPDATE, INSERT):
+            continue
+        if clause.values is None:
+            given = sf.col(f"source.{quoted}") if name in source.columns else stored
+        else:
+            given = _expression(clause.values[name]) if name in clause.values else stored
+        is_it = number == at
+        value = sf.when(is_it, given) if value is None else value.when(is_it, given)
+    assert value is not None
+    return value
+
+
+def _expression(given: Expression) -> Column:
+    from pyspark.sql import functions as sf
+
+    return sf.expr(given) if isinstance(given, str) else given
