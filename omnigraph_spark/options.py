@@ -110,6 +110,9 @@ OPTIONS: tuple[Option, ...] = (
            "rows per Arrow batch; without it batches are sized by bytes"),
     Option("writeMode", choice("append", "overwrite", "merge", "delete"), None, (WRITE,),
            "what `.mode()` says; `merge`: upsert by `id`, all or some properties; `delete`: by `id`"),
+    Option("replaceWhere", text, None, (WRITE,),
+           "with mode `overwrite`: a predicate in Spark SQL; the rows for which it is true are"
+           " deleted and the frame's rows added, which must all be inside"),
     Option("overwriteEmpty", boolean, "false", (WRITE,),
            "an overwrite by a whole-graph frame that was read empties the tables that it has no rows"
            " of; without it those stay as they are"),
@@ -372,6 +375,7 @@ class WriteOptions:
     exact: bool
     on_delete: str
     overwrite_empty: bool
+    replace_where: str | None
     bad_records_path: str | None
     branch_from: str | None
     actor: str | None
@@ -405,8 +409,14 @@ class WriteOptions:
         if parsed.get("branchFrom") is not None and parsed.get("branch") == "main":
             raise OptionError("branchFrom goes with branch", hint="Name the branch to be created")
         mode = _mode(parsed.get("writeMode"), overwrite)
-        if parsed.get("onDelete") == "cascade" and mode != "delete":
-            raise OptionError("onDelete goes with writeMode delete", hint="Leave it out")
+        if parsed.get("replaceWhere") is not None:
+            if mode != "overwrite":
+                raise OptionError("replaceWhere goes with mode overwrite", found=f"mode {mode}")
+            mode = "replace"
+        if parsed.get("onDelete") == "cascade" and mode not in ("delete", "replace"):
+            raise OptionError(
+                "onDelete goes with writeMode delete and replaceWhere", hint="Leave it out"
+            )
         if parsed.get("overwriteEmpty") and mode != "overwrite":
             raise OptionError("overwriteEmpty goes with overwrite", hint="Leave it out")
         return cls(
@@ -426,6 +436,7 @@ class WriteOptions:
             exact=parsed.get("storeAssignment") == "exact",
             on_delete=parsed.get("onDelete"),
             overwrite_empty=parsed.get("overwriteEmpty"),
+            replace_where=parsed.get("replaceWhere"),
             bad_records_path=parsed.get("badRecordsPath"),
             branch_from=parsed.get("branchFrom"),
             actor=parsed.get("actor"),

@@ -105,26 +105,11 @@ class RowMethods:
             RowConflictError: others changed the rows meanwhile; nothing was published.
             OmnigraphError, PySparkException: as `write`.
         """
-        from pyspark.sql import functions as sf
+        from omnigraph_spark.spark import merge_clauses
 
         graph = self._graph()
-        rows = graph.table(table, branch=branch)
-        strange = [name for name in set if name == "id" or name not in rows.columns]
-        if strange or not set:
-            raise OptionError(
-                f"update can't set {', '.join(map(repr, strange)) or 'no column'}",
-                expected=", ".join(name for name in rows.columns if name != "id")[:300],
-                hint="An id stays as it is; add properties with add_property",
-            )
-        if where is not None:
-            rows = rows.where(where)
-        values = [
-            (sf.expr(value) if isinstance(value, str) else value).alias(name)
-            for name, value in set.items()
-        ]
-        return graph.write(
-            {table: rows.select("id", *values)}, mode="merge", branch=branch, **write_options
-        )
+        rows = merge_clauses.updated(graph.table(table, branch=branch), set, where)
+        return graph.write({table: rows}, mode="merge", branch=branch, **write_options)
 
     def delete(
         self,

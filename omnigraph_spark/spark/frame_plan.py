@@ -22,6 +22,7 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.manifest.snapshot import Snapshot, load
 from omnigraph_spark.options import WriteOptions
+from omnigraph_spark.read import user_filter
 from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.schema.property_types import EngineType
 from omnigraph_spark.spark import field_metadata, frames, merge_schema, spark_types
@@ -30,10 +31,13 @@ from omnigraph_spark.spark.frames import Definitions
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.plan import (
+    ALL_ROWS,
     CREATE,
     DELETE,
     MERGE,
+    NO_ROWS,
     OVERWRITE,
+    REPLACE,
     NewTable,
     TableTarget,
     WritePlan,
@@ -71,6 +75,7 @@ class FramePlan:
         """Return the plan of the tables that are written, `found` being those that have rows."""
         plan = self.plan
         wanted = {*found, *self.named}
+        wanted |= {key for key, target in plan.targets.items() if target.mode == REPLACE}
         if self.copied and {*plan.targets} - self.copied <= wanted:
             wanted |= {key for key in self.copied if plan.targets[key].mode == CREATE}
         for edge in plan.new_types.edges.values():
@@ -123,10 +128,10 @@ def plan_frame(
     storage = Storage.at(options.path, options.storage)
     snapshot = head(storage, options)
     key = _table_key(snapshot, options.table)
+    plan = _plan_tables(storage, snapshot, options, {key: schema}, {key: declared or schema}, None)
+    own = {field.name: field for field in plan.targets[key].schema}
     return FramePlan(
-        _plan_tables(storage, snapshot, options, {key: schema}, {key: declared or schema}, None),
-        Routing(single=key),
-        frozenset({key}),
+        _replacing(plan, options, {key: own}, None), Routing(single=key), frozenset({key})
     )
 
 
@@ -144,7 +149,9 @@ def plan_frames(options: WriteOptions, schemas: Mapping[str, StructType]) -> Wri
     by_key = {_table_key(snapshot, name): schema for name, schema in schemas.items()}
     if len(by_key) != len(schemas):
         raise OptionError("Two frames are for one table", found=", ".join(schemas))
-    return _plan_tables(storage, snapshot, options, by_key, by_key, None)
+    plan = _plan_tables(storage, snapshot, options, by_key, by_key, None)
+    columns = {key: {f.name: f for f in target.schema} for key, target in plan.targets.items()}
+    return _replacing(plan, options, columns, None if len(columns) == 1 else TABLE)
 
 
 def key_among(plan: WritePlan, name: str) -> str:
@@ -185,6 +192,11 @@ def _plan_whole_graph(options: WriteOptions, schema: StructType) -> FramePlan:
     # refuse.
     for key, target in plan.targets.items() if known is not None else ():
         _check(_own_frame(schema, owned[key]), target, options.exact)
+    stored = {
+        key: {title: plan.targets[key].schema.field(own) for title, own in columns.items()}
+        for key, columns in owned.items()
+    }
+    plan = _replacing(plan, options, stored, TABLE)
     demanded = frozenset(options.expected_table_versions)
     if known is None:
         return FramePlan(plan, Routing(ownership=owned), frozenset(), demanded=demanded)
@@ -212,7 +224,7 @@ def _plan_tables(
     }
     schemas = [schema for schema in (*written.values(), carrier) if schema is not None]
     marks = _marks(storage, options, schemas)
-    if options.mode in (MERGE, DELETE):
+    if options.mode in (MERGE, DELETE, REPLACE):
         plan = plan_write(storage, options, new, reads=_reads(storage, options, marks, written))
     else:
         plan = plan_write(storage, options, new, _versions_read(storage, options, marks, written))
@@ -228,6 +240,38 @@ def _plan_tables(
     )
     edges = frozenset(key for key in made if layout.is_edge(key))
     return replace(plan, integrity=replace(plan.integrity, made_ids=edges))
+
+
+def _replacing(
+    plan: WritePlan,
+    options: WriteOptions,
+    columns: Mapping[str, Mapping[str, pa.Field]],
+    table_column: str | None,
+) -> WritePlan:
+    """Return a plan whose tables say which of their rows `replaceWhere` chooses.
+
+    `columns` are the stored columns of each table by their names in the frame.
+
+    Raises:
+        OptionError: it is no predicate, or says something that can't be answered as Spark does.
+    """
+    if options.replace_where is None:
+        return plan
+    try:
+        found = user_filter.predicates(options.replace_where, columns, table_column)
+    except OptionError as error:
+        raise OptionError(
+            error.what.replace("Option filter", "Option replaceWhere"),
+            expected=error.expected,
+            found=error.found,
+            hint="Any condition goes with OmniGraph.delete(table, where), and an append after it",
+        ) from error
+    texts = {True: ALL_ROWS, False: NO_ROWS}
+    targets = {
+        key: replace(target, replaces=one if isinstance(one := found[key], str) else texts[one])
+        for key, target in plan.targets.items()
+    }
+    return replace(plan, targets=targets)
 
 
 def _table_key(snapshot: Snapshot, name: str) -> str:

@@ -119,6 +119,27 @@ def split(
     )
 
 
+def updated(
+    rows: DataFrame, values: Mapping[str, Expression], where: Expression | None
+) -> DataFrame:
+    """Return the ids of the rows that a condition is true for, with new values of some columns.
+
+    Raises:
+        OptionError: no column, `id`, or one that the table doesn't have.
+    """
+    strange = [name for name in values if name == "id" or name not in rows.columns]
+    if strange or not values:
+        raise OptionError(
+            f"update can't set {', '.join(map(repr, strange)) or 'no column'}",
+            expected=", ".join(name for name in rows.columns if name != "id")[:300],
+            hint="An id stays as it is; add properties with add_property",
+        )
+    if where is not None:
+        rows = rows.where(where)
+    new = [_expression(value).alias(name) for name, value in values.items()]
+    return rows.select("id", *new)
+
+
 def _with_id(target: DataFrame, source: DataFrame) -> DataFrame:
     if "id" in source.columns:
         return source

@@ -56,6 +56,9 @@ RESTORE = "restore"
 ALTER = "alter"
 MERGE = "merge"
 DELETE = "delete"
+REPLACE = "replace"
+"""An overwrite of the rows that a predicate chooses (`replaceWhere`)."""
+ALL_ROWS, NO_ROWS = "true", "false"
 CASCADE = "cascade"
 _NO_BRANCH = -1
 """Graph version of a branch that isn't made yet."""
@@ -86,6 +89,7 @@ class TableTarget:
     `renamed` maps columns to their new names, those that are dropped to None, and those that may be
     null from there on to their own names. `others` is what
     other writes changed since the frame was read: an upsert or delete of those rows is refused.
+    `replaces` is Lance's predicate of the rows that new ones take the place of.
     """
 
     table_key: str
@@ -99,6 +103,7 @@ class TableTarget:
     added: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str | None], ...] = ()
     others: tuple[Span, ...] = ()
+    replaces: str = ""
 
     @property
     def data(self) -> str:

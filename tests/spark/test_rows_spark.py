@@ -147,3 +147,24 @@ def test_a_row_that_others_change_between_the_read_and_the_commit_refuses_an_upd
             act()
     graph.update(P, {"n": "n + 1"}, "n < 3 AND id <> 'a'")
     assert people(graph, "n")[:2] == [("a", 103), ("b", 3)]
+
+
+def test_replace_where_goes_through_every_surface(spark: SparkSession, graph: OmniGraph) -> None:
+    new = spark.createDataFrame([("b", 5, 1), ("c", 6, 1), ("z", 7, 1)], "id STRING, n INT, at INT")
+    save(new, graph.uri, mode="overwrite", table=P, replaceWhere="n >= 2")
+    assert people(graph, "n") == [("a", 1), ("b", 5), ("c", 6), ("d", None), ("z", 7)]
+    with refused(IntegrityError, "outside of replaceWhere.*'z'"):
+        save(new, graph.uri, mode="overwrite", table=P, replaceWhere="n < 7")
+    whole = graph.graph().where("n = 5").withColumn("n", F.col("n") + 1)
+    save(whole, graph.uri, mode="overwrite", replaceWhere="n IN (5, 6)", onDelete="cascade")
+    assert people(graph, "n") == [("a", 1), ("b", 6), ("d", None), ("z", 7)]
+    assert counts(graph.uri)[K] == 0
+    graph.write({P: new.limit(0)}, mode="overwrite", replaceWhere="n > 6")
+    assert counts(graph.uri)[P] == 3
+    spark.sql(
+        f"CREATE TABLE replaced USING omnigraph OPTIONS (path '{graph.uri}', table '{P}', "
+        "replaceWhere 'n = 6')"
+    )
+    spark.sql("INSERT OVERWRITE replaced SELECT 'q' AS id, 6 AS n, 6 AS at")
+    spark.sql("DROP TABLE replaced")
+    assert people(graph, "n") == [("a", 1), ("d", None), ("q", 6)]

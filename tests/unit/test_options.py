@@ -76,6 +76,7 @@ def test_every_option_of_the_design_is_declared() -> None:
         "badRecordsPath",  # of issue 6
         "onDelete",
         "overwriteEmpty",
+        "replaceWhere",
         "mergeSchema",
         "expectedTableVersions",
         "lastWriterWins",

@@ -73,6 +73,7 @@ from omnigraph_spark.write.plan import (
     CREATE,
     MERGE,
     OVERWRITE,
+    REPLACE,
     RESTORE,
     TableTarget,
     WritePlan,
@@ -123,7 +124,7 @@ def commit(plan: WritePlan, staged: Iterable[StagedTable]) -> Committed:
     touched = _touched(plan, by_table)
     if layout.lance_branch(plan.branch) is None:
         init.init_graph(plan.storage)
-    if not touched and not plan.dropped:
+    if not touched and not plan.dropped and plan.mode != REPLACE:
         version = load(plan.storage, plan.branch).graph_version
         return Committed(plan.publish_id, version, skipped=True)
     write = _Write(plan, by_table, touched)
@@ -309,7 +310,7 @@ class _Write:
         """Match what is replaced or deleted to what is published now; False: nothing is to do."""
         asked = updates.matched(*self._asked, snapshot, rows) or self._asked
         self._asked = asked[0], small_files.gathered(*asked)
-        plan, by_table = updates.for_round(*self._asked, snapshot, self._schema)
+        plan, by_table = updates.for_round(*self._asked, snapshot, self._schema, rows)
         if plan is not self._plan or by_table is not self._by_table:
             self._plan, self._by_table = plan, by_table
             self._check = CommitCheck(self._plan, self._by_table)

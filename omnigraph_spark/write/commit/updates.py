@@ -23,9 +23,9 @@ from omnigraph_spark.storage.column_numbers import FieldMap
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit import deletes, staged_files
-from omnigraph_spark.write.plan import DELETE, MERGE, TableTarget, WritePlan
+from omnigraph_spark.write.plan import DELETE, MERGE, REPLACE, TableTarget, WritePlan
 from omnigraph_spark.write.reads import spans_of_others
-from omnigraph_spark.write.tasks import matches, stage
+from omnigraph_spark.write.tasks import matches, replaced, row_conflicts, stage
 from omnigraph_spark.write.tasks.stage import StagedTable
 
 if TYPE_CHECKING:
@@ -179,17 +179,62 @@ def can_be_matched_again(plan: WritePlan, target: TableTarget) -> bool:
 
 
 def for_round(
-    plan: WritePlan, by_table: ByTable, snapshot: Snapshot, schema: EngineSchema
+    plan: WritePlan,
+    by_table: ByTable,
+    snapshot: Snapshot,
+    schema: EngineSchema,
+    rows: pa.Table,
 ) -> tuple[WritePlan, ByTable]:
-    """Return what a round commits: a delete's rows with the edges that go with them.
+    """Return what a round commits: deletes with the edges that go with them, and what is replaced.
 
     Raises:
+        RowConflictError: (`replaceWhere`) others changed rows since the frame was read.
         IntegrityError, StorageError: as `deletes.with_edges`.
     """
+    if plan.mode == REPLACE:
+        plan, by_table = _with_replaced(plan, by_table, snapshot, rows)
     gone = {key: [one for one in staged if one.deletes] for key, staged in by_table.items()}
     if not any(gone.values()):
         return plan, by_table
     return deletes.with_edges(plan, by_table, gone, snapshot, schema)
+
+
+def _with_replaced(
+    plan: WritePlan, by_table: ByTable, snapshot: Snapshot, rows: pa.Table
+) -> tuple[WritePlan, ByTable]:
+    """Add the stored rows that the predicate of a write chooses in the snapshot, as deletes."""
+    targets, staged = dict(plan.targets), dict(by_table)
+    for key, target in plan.targets.items():
+        entry = snapshot.tables.get(key)
+        if entry is None:
+            continue
+        targets[key] = now = replace(target, mode=REPLACE, version=entry.table_version)
+        dataset = plan.storage.dataset(now.location, now.table_branch, now.version)
+        _refuse_moved(plan, now, dataset, entry, rows)
+        found = replaced.matching(dataset, now)
+        if found:
+            fields = column_numbers.of_dataset(dataset)
+            gone = StagedTable(key, (), 0, 0, fields, found, ("id",), deletes=True)
+            staged[key] = [*staged.get(key, ()), gone]
+    return replace(plan, targets=targets), staged
+
+
+def _refuse_moved(
+    plan: WritePlan, target: TableTarget, dataset: LanceDataset, entry: TableEntry, rows: pa.Table
+) -> None:
+    """Refuse to replace rows that others changed since the frame was read from the table."""
+    read = plan.reads.get(target.table_key)
+    others = () if read is None else spans_of_others(rows, read, entry)
+    if read is None or not others:
+        return
+    versions = [dataset]
+    if read.version:
+        versions.append(plan.storage.dataset(target.location, read.table_branch, read.version))
+    target = replace(target, others=others)
+    for version in versions:
+        known = set(version.schema.names)
+        if all(name in known or name not in target.replaces for name in target.schema.names):
+            row_conflicts.refuse(plan.storage, target, [*replaced.ids(version, target)])
 
 
 def is_stale(plan: WritePlan, snapshot: Snapshot, key: str) -> bool:

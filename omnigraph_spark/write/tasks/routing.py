@@ -19,6 +19,7 @@ from omnigraph_spark.integrity.screen import Screen
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import ulids
 from omnigraph_spark.write.plan import DELETE, MERGE, TableTarget
+from omnigraph_spark.write.tasks import replaced
 
 _SAMPLES = 5
 
@@ -75,6 +76,7 @@ def route(
                 rows = screen.incoming(rows, target.schema, key, target.key)
             filled = _with_ids(rows, target)
             made = to_table_batch(filled, _written(target, filled.schema.names), key, exact)
+            replaced.refuse_outside(target, made)
             yield key, made if screen is None else screen.outgoing(made, key)
     if screen is not None:
         screen.close()

@@ -50,14 +50,21 @@ def checked(
     for batch in batches:
         waiting.append(batch.column("id"))
         if sum(map(len, waiting)) >= _IDS_AT_ONCE:
-            _refuse(storage, target, waiting)
+            refuse(storage, target, waiting)
             waiting = []
         yield batch
-    if waiting:
-        _refuse(storage, target, waiting)
+    refuse(storage, target, waiting)
 
 
-def _refuse(storage: Storage, target: TableTarget, waiting: list[pa.Array]) -> None:
+def refuse(storage: Storage, target: TableTarget, waiting: list[pa.Array]) -> None:
+    """Refuse ids whose rows others changed since they were read.
+
+    Raises:
+        RowConflictError: there are such rows; names them.
+        StorageError: the store failed.
+    """
+    if not waiting:
+        return
     ids = pc.unique(pa.chunked_array(waiting, pa.utf8()))
     moved = np.zeros(len(ids), dtype=bool)
     for span in target.others:
