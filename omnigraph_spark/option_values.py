@@ -187,6 +187,23 @@ def _unfit(name: str, value: object) -> OptionError:
     )
 
 
+def edge_keys(name: str, value: str) -> dict[str, tuple[str, ...]]:
+    """Return the key columns of edge types: `Bought: src, dst, at, Knows: src, dst`."""
+    example = "key columns by type: Bought: src, dst, at, Knows: src, dst"
+    found: dict[str, list[str]] = {}
+    columns: list[str] | None = None
+    for part in value.split(","):
+        left, colon, right = _KIND.sub("", part.strip()).rpartition(":")
+        if colon:
+            columns = found.setdefault(left.strip(), [])
+        if columns is None or not right.strip() or right.strip() in columns:
+            raise malformed(name, value, example)
+        columns.append(right.strip())
+    if "" in found:
+        raise malformed(name, value, example)
+    return {edge: tuple(names) for edge, names in found.items()}
+
+
 def malformed(name: str, value: str, expected: str) -> OptionError:
     """Return the error for a value that a parser refuses."""
     shown = value if len(value) <= 60 else value[:57] + "…"

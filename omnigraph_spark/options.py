@@ -20,6 +20,7 @@ from omnigraph_spark.option_values import (
     as_text,
     boolean,
     choice,
+    edge_keys,
     integer,
     malformed,
     names,
@@ -121,6 +122,9 @@ OPTIONS: tuple[Option, ...] = (
            " Company`"),
     Option("keys", pairs("Person: name"), None, (WRITE,),
            "key properties of node tables that are created: `Person: name`"),
+    Option("edgeKeys", edge_keys, None, (WRITE,),
+           "columns that edges' ids are made from: `Bought: src, dst, at, Knows: src, dst`; recorded"
+           " with tables that are created, elsewhere edges are found by these values"),
     Option("types", pairs("Person.vec: Vector(4)"), None, (WRITE,),
            "types of new columns, the engine's or Spark's: `Person.vec: Vector(4), Person.n: bigint`"),
     Option("storeAssignment", choice("ansi", "exact"), "ansi", (WRITE,),
@@ -367,6 +371,7 @@ class WriteOptions:
     mode: str
     endpoints: Mapping[str, tuple[str, str]]
     keys: Mapping[str, str]
+    edge_keys: Mapping[str, tuple[str, ...]]
     types: Mapping[str, str]
     expected_table_versions: Mapping[str, int]
     last_writer_wins: bool
@@ -426,6 +431,7 @@ class WriteOptions:
             mode=mode,
             endpoints=_endpoints(parsed.get("endpoints") or {}),
             keys=parsed.get("keys") or {},
+            edge_keys=parsed.get("edgeKeys") or {},
             types=parsed.get("types") or {},
             expected_table_versions=parsed.get("expectedTableVersions") or {},
             last_writer_wins=parsed.get("lastWriterWins"),

@@ -39,6 +39,8 @@ class RowMethods:
     ) -> Committed:
         """Update, add and delete rows by the rows of a frame, matched by `id`, in one commit.
 
+        Edges whose ids are made from keys (`edgeKeys`) may be matched by those.
+
         `when_matched` is `"update"` (all columns of the frame), `"delete"`, `"ignore"` or a mapping
         of columns to expressions; `when_not_matched` is `"insert"`, `"ignore"` or a mapping. Or a
         list of `(condition, one of these)`, of which each row takes the first that is true.
@@ -61,7 +63,7 @@ class RowMethods:
             IntegrityError: two rows of the frame match one row, or deleted nodes have edges.
             OmnigraphError, PySparkException: as `write`.
         """
-        from omnigraph_spark.spark import frame_plan, merge_clauses
+        from omnigraph_spark.spark import edge_keys, frame_plan, merge_clauses
         from omnigraph_spark.write.commit import bulk
 
         _check_on_delete(on_delete)
@@ -70,14 +72,16 @@ class RowMethods:
             *merge_clauses.clauses("when_not_matched", when_not_matched, False),
         ]
         graph = self._graph()
-        upserts, gone = merge_clauses.split(graph.table(table, branch=branch), frame, found)
+        options = graph._write_options("merge", branch, write_options)
+        keys = edge_keys.of_table(graph._store(), options, table)
+        target = graph.table(table, branch=branch)
+        upserts, gone = merge_clauses.split(target, frame, found, keys)
         if upserts is None and gone is None:
             raise OptionError("merge_into has no clause", expected="when_matched, when_not_matched")
         if upserts is None and gone is not None:
             more = {**write_options, "onDelete": on_delete}
             return graph.write({table: gone}, mode="delete", branch=branch, **more)
         assert upserts is not None
-        options = graph._write_options("merge", branch, write_options)
         plan = frame_plan.plan_frames(options, {table: upserts.schema})
         (key,) = plan.targets
         if gone is None:

@@ -38,7 +38,7 @@ from omnigraph_spark.schema.model import (
     Property,
     engine_type_of,
 )
-from omnigraph_spark.spark import ddl, field_metadata, merge_schema, spark_types
+from omnigraph_spark.spark import ddl, edge_keys, field_metadata, merge_schema, spark_types
 from omnigraph_spark.spark.frame_plan import plan_frames
 from omnigraph_spark.spark.spark_types import NewColumn
 from omnigraph_spark.storage import layout
@@ -202,6 +202,8 @@ def _check_free(storage: Storage, plan: WritePlan, target: TableTarget, name: st
     kind, _ = layout.split_table_key(key)
     fixed = SYSTEM_COLUMNS[kind]
     is_key = isinstance(known, NodeType) and known.key == name
+    if kind == layout.EDGE and name not in fixed:
+        is_key = name in edge_keys.recorded(storage, plan.branch, [key])[key]
     if name in fixed or is_key or name not in target.schema.names:
         free = [n for n in target.schema.names if n not in fixed]
         raise SchemaMismatchError(

@@ -25,7 +25,7 @@ from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.read import user_filter
 from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.schema.property_types import EngineType
-from omnigraph_spark.spark import field_metadata, frames, merge_schema, spark_types
+from omnigraph_spark.spark import edge_keys, field_metadata, frames, merge_schema, spark_types
 from omnigraph_spark.spark.field_metadata import ReadMark
 from omnigraph_spark.spark.frames import Definitions
 from omnigraph_spark.storage import layout
@@ -232,11 +232,14 @@ def _plan_tables(
     if options.merge_schema:
         given = {key: schema for key, schema in written.items() if schema is not None}
         plan = merge_schema.widened(plan, options, {**definitions, **given})
+    plan = replace(plan, targets=edge_keys.with_keys(storage, options, plan.targets))
     for key, schema in written.items():
         if schema is not None:
             _check(schema, plan.targets[key], options.exact)
     made = frozenset(
-        key for key, schema in written.items() if schema is not None and "id" not in schema.names
+        key
+        for key, schema in written.items()
+        if schema is not None and "id" not in schema.names and not plan.targets[key].edge_key
     )
     edges = frozenset(key for key in made if layout.is_edge(key))
     return replace(plan, integrity=replace(plan.integrity, made_ids=edges))
@@ -299,6 +302,7 @@ def _refuse_unwritten(options: WriteOptions, written: Collection[str]) -> None:
     named = {
         "endpoints": options.endpoints,
         "keys": options.keys,
+        "edgeKeys": options.edge_keys,
         "types": {column.partition(".")[0]: None for column in options.types},
     }
     for option, mapping in named.items():
@@ -311,6 +315,7 @@ def _refuse_unwritten(options: WriteOptions, written: Collection[str]) -> None:
 
 
 def _check(schema: StructType, target: TableTarget, exact: bool) -> None:
+    edge_keys.refuse_some(schema.names, target)
     may_lack = ("id",) if target.key is not None or layout.is_edge(target.table_key) else ()
     if target.mode == DELETE:
         _check_has_id(schema, target)
@@ -325,6 +330,8 @@ def _check(schema: StructType, target: TableTarget, exact: bool) -> None:
 def _check_has_id(schema: StructType, target: TableTarget) -> None:
     """Refuse an upsert's frame without `id`, but where a key of the table stands for it."""
     if "id" in schema.names or target.key in schema.names:
+        return
+    if target.edge_key and set(target.edge_key) <= set(schema.names):
         return
     raise IntegrityError(
         f"The frame for {target.table_key} lacks column id, by which rows are found",

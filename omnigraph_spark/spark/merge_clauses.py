@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any
 
 from omnigraph_spark.errors import OptionError
@@ -80,21 +82,27 @@ def _malformed(name: str, found: object, matched: bool) -> OptionError:
 
 
 def split(
-    target: DataFrame, source: DataFrame, found: Sequence[Clause]
+    target: DataFrame, source: DataFrame, found: Sequence[Clause], keys: Sequence[str] = ()
 ) -> tuple[DataFrame | None, DataFrame | None]:
     """Return the frame of the rows that are upserted, and that of the ids that are deleted.
 
-    None where no clause does that. Both expect of the table what `target` was read from.
+    None where no clause does that. Both expect of the table what `target` was read from. Rows
+    without `id` are matched by `keys`, those of the table's edges, where there are any.
 
     Raises:
         OptionError: `source` has no column by which rows are matched.
     """
     from pyspark.sql import functions as sf
 
-    source = _with_id(target, source)
-    joined = source.alias("source").join(
-        target.alias("target"), sf.col("source.id") == sf.col("target.id"), "left"
-    )
+    by_keys = "id" not in source.columns and bool(keys) and set(keys) <= set(source.columns)
+    if by_keys:
+        same = [
+            sf.col(f"source.{_quoted(k)}").eqNullSafe(sf.col(f"target.{_quoted(k)}")) for k in keys
+        ]
+    else:
+        source = _with_id(target, source)
+        same = [sf.col("source.id") == sf.col("target.id")]
+    joined = source.alias("source").join(target.alias("target"), reduce(and_, same), "left")
     there = sf.col("target.id").isNotNull()
     number = None
     for at, clause in enumerate(found):
@@ -105,7 +113,8 @@ def split(
     if number is None:
         return None, None
     mark = target.schema["id"].metadata.get(field_metadata.READ)
-    identity = sf.col("source.id").alias(
+    # A new edge without id gets the one that its keys make.
+    identity = sf.col("target.id" if by_keys else "source.id").alias(
         "id", metadata={} if mark is None else {field_metadata.READ: mark}
     )
     upserts = [at for at, clause in enumerate(found) if clause.action in (UPDATE, INSERT)]
@@ -149,7 +158,7 @@ def _with_id(target: DataFrame, source: DataFrame) -> DataFrame:
             return source.withColumn("id", source[field.name])
     raise OptionError(
         "The frame has no column by which its rows are matched",
-        expected="the column id, or the key property of the table",
+        expected="the column id, or the key of the table (of edges all that edgeKeys names)",
         found=", ".join(source.columns)[:300],
     )
 
@@ -168,7 +177,7 @@ def _value(
     """Return what a column becomes: by its row's clause, else what the table has, else null."""
     from pyspark.sql import functions as sf
 
-    quoted = "`" + name.replace("`", "``") + "`"
+    quoted = _quoted(name)
     stored = sf.col(f"target.{quoted}") if name in target.columns else sf.lit(None)
     value = None
     for at, clause in enumerate(found):
@@ -182,6 +191,10 @@ def _value(
         value = sf.when(is_it, given) if value is None else value.when(is_it, given)
     assert value is not None
     return value
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _expression(given: Expression) -> Column:

@@ -89,7 +89,9 @@ class TableTarget:
     `renamed` maps columns to their new names, those that are dropped to None, and those that may be
     null from there on to their own names. `others` is what
     other writes changed since the frame was read: an upsert or delete of those rows is refused.
-    `replaces` is Lance's predicate of the rows that new ones take the place of.
+    `replaces` is Lance's predicate of the rows that new ones take the place of. `edge_key` are the
+    columns that an edge's id is made from; a table that wasn't made with them (not `keeps_key`) is
+    looked through for edges with their values.
     """
 
     table_key: str
@@ -104,6 +106,8 @@ class TableTarget:
     renamed: tuple[tuple[str, str | None], ...] = ()
     others: tuple[Span, ...] = ()
     replaces: str = ""
+    edge_key: tuple[str, ...] = ()
+    keeps_key: bool = False
 
     @property
     def data(self) -> str:

@@ -14,11 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnigraph_spark.manifest.rows import HEAL, INDEX, OPTIMIZE, OURS, VERSION
+from omnigraph_spark.manifest.rows import HEAL, INDEX, OPTIMIZE, OURS, TOMBSTONE, VERSION
 from omnigraph_spark.manifest.snapshot import TableEntry
 
 FRAMES = "frames"
 """Key of this connector's part of a version row: the names of the frames that were written."""
+
+EDGE_KEY = "edge_key"
+"""The same, of a table whose edges' ids are made from these columns."""
 
 Span = tuple[str | None, int, str | None, int]
 """Changes of others to a table: Lance branch and version before them, and after them.
@@ -60,6 +63,21 @@ def spans_of_others(rows: pa.Table, read: ReadFrom, entry: TableEntry) -> tuple[
     if began is not None:
         spans.append((*began, *position))
     return tuple(spans)
+
+
+def edge_key(rows: pa.Table, key: str) -> tuple[str, ...]:
+    """Return the columns that the ids of an edge table are made from, () where none are recorded.
+
+    The version rows since the table was made say so; other programs' rows say nothing.
+    """
+    of_table = rows.filter(pc.equal(rows["table_key"], key))
+    gone = of_table.filter(pc.equal(of_table["object_type"], TOMBSTONE))["table_version"]
+    found = _published(rows, key, pc.max(gone).as_py() or 0)
+    for version in sorted(found, reverse=True):
+        names = found[version][1].get(EDGE_KEY)
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            return tuple(names)
+    return ()
 
 
 def has_same_rows(rows: pa.Table, key: str, expected: int, published: int) -> bool:

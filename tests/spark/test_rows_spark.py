@@ -168,3 +168,37 @@ def test_replace_where_goes_through_every_surface(spark: SparkSession, graph: Om
     spark.sql("INSERT OVERWRITE replaced SELECT 'q' AS id, 6 AS n, 6 AS at")
     spark.sql("DROP TABLE replaced")
     assert people(graph, "n") == [("a", 1), ("d", None), ("q", 6)]
+
+
+def test_edges_with_keys_need_no_ids_in_any_surface(spark: SparkSession, graph: OmniGraph) -> None:
+    schema = "src STRING, dst STRING, day INT, amount INT"
+    first = spark.createDataFrame([("a", "b", 1, 5), ("a", "c", None, 6)], schema)
+    bought, both = "edge:Bought", {"Bought": ["src", "dst", "day"]}
+    graph.write({bought: first}, endpoints="Bought: Person -> Person", edgeKeys=both)  # type: ignore[arg-type]
+
+    def found() -> list[tuple[Any, ...]]:
+        return rows(graph.table(bought), "src", "dst", "day", "amount")
+
+    save(first, graph.uri, table=bought, writeMode="merge")
+    with refused(IntegrityError, "doesn't have yet"):
+        save(first, graph.uri, table=bought)
+    spark.sql(f"CREATE TABLE bought USING omnigraph OPTIONS (path '{graph.uri}', table '{bought}')")
+    with refused(IntegrityError, "doesn't have yet"):
+        spark.sql("INSERT INTO bought (src, dst, day, amount) VALUES ('a', 'b', 1, 9)")
+    spark.sql("DROP TABLE bought")
+    news = spark.createDataFrame([("a", "c", None, 1), ("b", "c", 2, 2), ("a", "b", 1, 0)], schema)
+    graph.merge_into(
+        "Bought",
+        news,
+        when_matched=[("source.amount = 0", "delete"), (None, {"amount": "source.amount + 10"})],
+    )
+    assert found() == [("a", "c", None, 11), ("b", "c", 2, 2)]
+    whole = graph.graph().where("day = 2").withColumn("id", F.lit(None).cast("string"))
+    save(whole.withColumn("amount", F.lit(3)), graph.uri, writeMode="merge")
+    assert found()[1] == ("b", "c", 2, 3)
+    save(news.select("src", "dst", "day"), graph.uri, table=bought, writeMode="delete")
+    assert counts(graph.uri)[bought] == 0
+    ends = {"Knows": "src, dst"}
+    frame = spark.createDataFrame([("b", "c")], "src STRING, dst STRING")
+    graph.write({K: frame}, mode="delete", edgeKeys=ends)  # type: ignore[arg-type]
+    assert counts(graph.uri)[K] == 0

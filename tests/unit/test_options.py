@@ -77,6 +77,7 @@ def test_every_option_of_the_design_is_declared() -> None:
         "onDelete",
         "overwriteEmpty",
         "replaceWhere",
+        "edgeKeys",
         "mergeSchema",
         "expectedTableVersions",
         "lastWriterWins",

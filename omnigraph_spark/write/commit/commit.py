@@ -80,7 +80,7 @@ from omnigraph_spark.write.plan import (
     head,
     plan_write,
 )
-from omnigraph_spark.write.reads import FRAMES, has_same_rows
+from omnigraph_spark.write.reads import EDGE_KEY, FRAMES, has_same_rows
 from omnigraph_spark.write.tasks.stage import StagedTable
 
 # The pause after a lost round: shorter each time, since with growing ones a writer that has lost
@@ -384,6 +384,9 @@ class _Write:
             if one.table_key not in snapshot.locations:
                 changes.append(TableRow(one.table_key, one.location))
             marked = {**ours, **self._told(snapshot, one)}
+            kept = plan.targets[one.table_key]
+            if kept.keeps_key:
+                marked[EDGE_KEY] = list(kept.edge_key)
             changes += one.rows(manifest_metadata(self._round, one), marked)
         for key in plan.dropped:
             gone = of_dropped(ours, snapshot.tables.get(key))

@@ -19,7 +19,7 @@ from omnigraph_spark.integrity.screen import Screen
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import ulids
 from omnigraph_spark.write.plan import DELETE, MERGE, TableTarget
-from omnigraph_spark.write.tasks import replaced
+from omnigraph_spark.write.tasks import edge_ids, replaced
 
 _SAMPLES = 5
 
@@ -66,7 +66,8 @@ def route(
         for key, rows in parts:
             target = targets[key]
             if target.mode == DELETE:
-                ids = rows.select(["id"]) if "id" in rows.schema.names else _with_ids(rows, target)
+                known = "id" in rows.schema.names and not target.edge_key
+                ids = rows.select(["id"]) if known else _with_ids(rows, target, exact)
                 if layout.is_edge(key) and ids.column("id").null_count:
                     raise _edge_without_id(target)
                 only = pa.schema([target.schema.field("id")])
@@ -74,7 +75,7 @@ def route(
                 continue
             if screen is not None:
                 rows = screen.incoming(rows, target.schema, key, target.key)
-            filled = _with_ids(rows, target)
+            filled = _with_ids(rows, target, exact)
             made = to_table_batch(filled, _written(target, filled.schema.names), key, exact)
             replaced.refuse_outside(target, made)
             yield key, made if screen is None else screen.outgoing(made, key)
@@ -89,15 +90,20 @@ def _written(target: TableTarget, names: Sequence[str]) -> pa.Schema:
     return pa.schema([field for field in target.schema if field.name in names])
 
 
-def _with_ids(rows: pa.RecordBatch, target: TableTarget) -> pa.RecordBatch:
+def _with_ids(rows: pa.RecordBatch, target: TableTarget, exact: bool) -> pa.RecordBatch:
     """Fill null and missing ids: an edge's with a ULID, a keyed node's with its key (DESIGN 2)."""
     known = rows.schema.names
     given = rows.column("id").cast(pa.utf8()) if "id" in known else None
     missing = rows.num_rows if given is None else given.null_count
     if layout.is_edge(target.table_key):
+        if target.edge_key and set(target.edge_key) <= set(known):
+            given = pa.nulls(rows.num_rows, pa.utf8()) if given is None else given
+            return _put_ids(rows, edge_ids.checked(given, rows, target, exact))
         if not missing:
             return rows
-        if target.mode == MERGE:
+        if target.edge_key:
+            raise _edge_without_id(target)
+        if target.mode in (MERGE, DELETE):
             raise _edge_without_id(target)
         made = ulids(rows.num_rows)
         return _put_ids(rows, made if given is None else pc.if_else(given.is_null(), made, given))
@@ -115,7 +121,8 @@ def _edge_without_id(target: TableTarget) -> IntegrityError:
         f"An edge of {target.table_key} without id: it can't be told which edge it is",
         expected="an id in every row",
         found="null",
-        hint="Add the column id; an append alone makes ids",
+        hint="Add the column id, or the keys that option edgeKeys names: "
+        f"{', '.join(target.edge_key) or 'an append alone makes ids without them'}",
         table_key=target.table_key,
         rule="not null",
         samples=[],

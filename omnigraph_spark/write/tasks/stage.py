@@ -25,7 +25,7 @@ from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.write import staging
 from omnigraph_spark.write.plan import CREATE, DELETE, MERGE, TableTarget, WritePlan
-from omnigraph_spark.write.tasks import packed, row_conflicts, upsert
+from omnigraph_spark.write.tasks import edge_ids, packed, row_conflicts, upsert
 from omnigraph_spark.write.tasks.matches import Match
 
 if TYPE_CHECKING:
@@ -136,6 +136,9 @@ def _stage_one(
     if target.mode in (MERGE, DELETE):
         return restage(plan, target, batches)
     destination, written, fields = _destination(plan, target)
+    if target.mode != CREATE and target.edge_key and not target.keeps_key:
+        dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
+        batches = edge_ids.found_by_values(target, dataset, batches)
     fragments, rows, size = _write(plan, target, destination, batches)
     numbered = tuple(column_numbers.renumbered(fragments, written, fields))
     return StagedTable(target.table_key, numbered, rows, size, fields)
@@ -150,18 +153,21 @@ def restage(plan: WritePlan, target: TableTarget, batches: Iterable[pa.RecordBat
         StorageError: the store failed; files written so far stay unreferenced.
     """
     dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
+    batches = edge_ids.found_by_values(target, dataset, batches)
     batches = row_conflicts.checked(plan.storage, target, batches)
     if target.mode == DELETE:
         done = upsert.stage_delete(dataset, batches)
         written = fields = column_numbers.of_dataset(dataset)
     else:
-        place, written, fields = _destination(plan, target)
+        place, written, fields = _destination(plan, target, dataset)
         done = upsert.stage_upsert(
             target, dataset, batches, lambda rows: _write(plan, target, place, rows)
         )
     return StagedTable(
         target.table_key,
-        tuple(column_numbers.renumbered(done.fragments, written, fields)),
+        done.fragments
+        if written is fields
+        else tuple(column_numbers.renumbered(done.fragments, written, fields)),
         done.rows,
         done.bytes,
         fields,
@@ -234,18 +240,21 @@ class _Counted:
 
 
 def _destination(
-    plan: WritePlan, target: TableTarget
+    plan: WritePlan, target: TableTarget, opened: LanceDataset | None = None
 ) -> tuple[LanceDataset | str, FieldMap, FieldMap]:
     """Return where Lance writes, the field ids that it gives, and those that fragments are to have.
 
     They differ where the write adds columns: Lance then numbers the columns as a new table's.
+    `opened` is the table's version, if the caller has it already.
     """
     # On a graph branch a table's first version is one of its fork, and so are its files.
     place = plan.storage.dataset_uri(target.location, target.table_branch)
     if target.mode == CREATE:
         fields = column_numbers.of_new(target.schema)
         return place, fields, fields
-    dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
+    dataset = opened
+    if dataset is None:
+        dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
     if not target.added:
         fields = column_numbers.of_dataset(dataset)
         return dataset, fields, fields
