@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from omnigraph_spark.errors import OptionError
 from omnigraph_spark.storage import layout
@@ -35,7 +35,7 @@ class RowMethods:
         when_not_matched: Clauses = "insert",
         on_delete: str = "restrict",
         branch: str = layout.MAIN,
-        **write_options: str,
+        **write_options: Any,
     ) -> Committed:
         """Update, add and delete rows by the rows of a frame, matched by `id`, in one commit.
 
@@ -96,7 +96,7 @@ class RowMethods:
         where: str | Column | None = None,
         *,
         branch: str = layout.MAIN,
-        **write_options: str,
+        **write_options: Any,
     ) -> Committed:
         """Set columns of the rows that a condition is true for (None: of all) in one commit.
 
@@ -122,7 +122,7 @@ class RowMethods:
         *,
         on_delete: str = "restrict",
         branch: str = layout.MAIN,
-        **write_options: str,
+        **write_options: Any,
     ) -> Committed:
         """Delete the rows that a condition is true for, in one commit.
 

@@ -208,10 +208,10 @@ def plan_write(
         OptionError, SchemaMismatchError, UnsupportedError: what the frame asks for can't be done.
         StorageError: the store failed.
     """
-    if options.mode in (MERGE, DELETE) and options.bad_records_path is not None:
+    if options.mode == DELETE and options.bad_records_path is not None:
         raise UnsupportedError(
-            f"badRecordsPath doesn't go with writeMode {options.mode}",
-            hint="Leave it out, and sort the bad rows out before the write",
+            "badRecordsPath doesn't go with writeMode delete, whose rows bring no values",
+            hint="Leave it out",
         )
     if options.mode == DELETE and options.merge_schema:
         raise UnsupportedError(
@@ -224,6 +224,12 @@ def plan_write(
         key: _target(storage, snapshot, schema, options.mode, key, new)
         for key, new in sorted(tables.items())
     }
+    for key, target in targets.items() if options.bad_records_path is not None else ():
+        if target.mode == MERGE and any(is_blob(field) for field in target.schema):
+            raise UnsupportedError(
+                f"badRecordsPath doesn't go with an upsert into {key}, which has blobs",
+                hint="Leave it out, or leave the table out of the write",
+            )
     expected = _expected(storage, options, snapshot, targets, read_versions or {})
     new_types = _new_types(snapshot, tables, targets)
     engine_schema.types_to_add(schema, new_types)  # refuses now what the commit would refuse

@@ -174,7 +174,7 @@ def test_edges_with_keys_need_no_ids_in_any_surface(spark: SparkSession, graph: 
     schema = "src STRING, dst STRING, day INT, amount INT"
     first = spark.createDataFrame([("a", "b", 1, 5), ("a", "c", None, 6)], schema)
     bought, both = "edge:Bought", {"Bought": ["src", "dst", "day"]}
-    graph.write({bought: first}, endpoints="Bought: Person -> Person", edgeKeys=both)  # type: ignore[arg-type]
+    graph.write({bought: first}, endpoints="Bought: Person -> Person", edgeKeys=both)
 
     def found() -> list[tuple[Any, ...]]:
         return rows(graph.table(bought), "src", "dst", "day", "amount")
@@ -200,5 +200,5 @@ def test_edges_with_keys_need_no_ids_in_any_surface(spark: SparkSession, graph: 
     assert counts(graph.uri)[bought] == 0
     ends = {"Knows": "src, dst"}
     frame = spark.createDataFrame([("b", "c")], "src STRING, dst STRING")
-    graph.write({K: frame}, mode="delete", edgeKeys=ends)  # type: ignore[arg-type]
+    graph.write({K: frame}, mode="delete", edgeKeys=ends)
     assert counts(graph.uri)[K] == 0

@@ -247,8 +247,8 @@ row("upsert, overflow", SchemaMismatchError, "age", PERSON,
 row("upsert, bad enum", IntegrityError, "mood", PERSON, {"id": ["a"], "mood": ["sad"]}, **MERGE)
 row("delete with mergeSchema", UnsupportedError, "mergeSchema", PERSON, {"id": ["a"]},
     mergeSchema="true", **DELETE)
-row("upsert with badRecordsPath", UnsupportedError, "badRecordsPath", PERSON, person(),
-    badRecordsPath="/tmp/none", **MERGE)
+row("delete with badRecordsPath", UnsupportedError, "badRecordsPath", PERSON, {"id": ["a"]},
+    badRecordsPath="/tmp/none", **DELETE)
 row("upsert by overwrite", OptionError, "merge", PERSON, person(), overwrite=True, **MERGE)
 row("upsert, moved since it was read", ExpectedVersionMismatch, "node:Person", PERSON, person(),
     expectedTableVersions='{"node:Person": 7}', **MERGE)

@@ -17,7 +17,6 @@ from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
     IntegrityError,
     StorageError,
-    UnsupportedError,
 )
 from omnigraph_spark.manifest.snapshot import load, open_manifest, read_rows
 from omnigraph_spark.schema.property_types import blob_type
@@ -687,14 +686,6 @@ def test_c45_a_merge_that_changes_one_byte_of_a_blob_is_seen_and_moves_no_other(
     assert [found[key]["pic"] or None for key in first] == [b"A", None, None, other]
     assert found["p4"]["_row_last_updated_at_version"] == load(storage).version(T) > version
     assert dataset(storage).count_rows(filter="id = 'p2'") == 1
-
-
-def test_bad_records_and_upserts_do_not_go_together(storage: Storage, tmp_path: Path) -> None:
-    ten(storage)
-    with pytest.raises(UnsupportedError, match="badRecordsPath"):
-        plan(
-            storage, [T], new=NEW, writeMode="merge", badRecordsPath=str(tmp_path), integrity="keys"
-        )
 
 
 def test_tables_of_one_upsert_are_published_at_once(storage: Storage) -> None:

@@ -302,9 +302,23 @@ class _Write:
         self._start_run(version)
         if heal.resolve_dead(self._round, plan.settings.orphan_grace_seconds):
             raise StartOver("dead writes were rolled back")
-        self._check.run(snapshot, self._touched, self._schema)
+        self._run_check(snapshot)
+        if not (self._touched or self._plan.dropped):
+            return Published(version, skipped=True)
         engine_schema.add_types(plan.storage, plan.new_types.with_types(known.lost), known.text)
         return self._commit_tables(snapshot)
+
+    def _run_check(self, snapshot: Snapshot) -> None:
+        """Check the rows; those of an upsert that are set aside leave the rows they name alone.
+
+        What is left is checked again: it may have counted on a row that was set aside.
+        """
+        self._check.run(snapshot, self._touched, self._schema)
+        while self._plan.mode == MERGE and self._check.verdict.bad:
+            self._by_table = updates.without(self._plan, self._by_table, self._check.verdict.bad)
+            self._check = self._check.without_bad(self._plan, self._by_table)
+            self._touched = _touched(self._plan, self._by_table)
+            self._check.run(snapshot, self._touched, self._schema, again=True)
 
     def _is_matched(self, snapshot: Snapshot, rows: pa.Table) -> bool:
         """Match what is replaced or deleted to what is published now; False: nothing is to do."""
@@ -313,7 +327,7 @@ class _Write:
         plan, by_table = updates.for_round(*self._asked, snapshot, self._schema, rows)
         if plan is not self._plan or by_table is not self._by_table:
             self._plan, self._by_table = plan, by_table
-            self._check = CommitCheck(self._plan, self._by_table)
+            self._check = self._check.without_bad(self._plan, self._by_table)
             self._touched = _touched(self._plan, self._by_table)
         return bool(self._touched or self._plan.dropped)
 

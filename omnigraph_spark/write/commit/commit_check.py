@@ -41,26 +41,45 @@ _log = logging.getLogger(__name__)
 class CommitCheck:
     """The checks of one write, over all its rounds; `verdict` is the last round's."""
 
-    def __init__(self, plan: WritePlan, by_table: Mapping[str, Sequence[StagedTable]]) -> None:
+    def __init__(
+        self,
+        plan: WritePlan,
+        by_table: Mapping[str, Sequence[StagedTable]],
+        bad: BadRecords | None = None,
+    ) -> None:
         self._plan = plan
         self._by_table = by_table
         self._files = {key: _files(plan.targets[key], staged) for key, staged in by_table.items()}
         self._may_repeat = any(
             _may_repeat(plan.targets[key], staged) for key, staged in by_table.items()
         )
-        self._bad: BadRecords | None = None
-        if plan.integrity.bad_records_path is not None:
+        self._bad: BadRecords | None = bad
+        if bad is None and plan.integrity.bad_records_path is not None:
             self._bad = BadRecords(
                 plan.integrity.bad_records_path, plan.storage.options, plan.publish_id
             )
         self.verdict = Verdict()
 
-    def run(self, snapshot: Snapshot, touched: Iterable[str], schema: EngineSchema) -> None:
+    def without_bad(
+        self, plan: WritePlan, by_table: Mapping[str, Sequence[StagedTable]]
+    ) -> CommitCheck:
+        """Return the check of what is left of an upsert; it writes to the same path."""
+        return CommitCheck(plan, by_table, self._bad)
+
+    def run(
+        self,
+        snapshot: Snapshot,
+        touched: Iterable[str],
+        schema: EngineSchema,
+        *,
+        again: bool = False,
+    ) -> None:
         """Check the staged rows of the tables against the snapshot that is committed on.
 
         `schema` are the types that hold for its tables.
 
-        Rows to set aside are in the path for bad records when this returns.
+        Rows to set aside are in the path for bad records when this returns, beside those of this
+        round that are there already (`again`).
 
         Raises:
             IntegrityError: rows break a rule, and aren't set aside, or edge tables end at a table
@@ -101,7 +120,7 @@ class CommitCheck:
             )
         )
         if self._bad is not None:
-            self._write_bad(self._bad)
+            self._write_bad(self._bad, again)
         _faults.point("commit.checked")
 
     def _takes_out(self, key: str) -> bool:
@@ -124,8 +143,9 @@ class CommitCheck:
         """Return the rows of a table that this round sets aside, None where there are none."""
         return self.verdict.bad.get(table_key)
 
-    def _write_bad(self, into: BadRecords) -> None:
-        into.remove()
+    def _write_bad(self, into: BadRecords, again: bool) -> None:
+        if not again:
+            into.remove()
         for key, bad in self.verdict.bad.items():
             schema = self._plan.targets[key].schema
             columns = [field.name for field in schema if not is_blob(field)]
@@ -134,7 +154,7 @@ class CommitCheck:
                 for batch in staged_columns.take(self._plan.storage, file, schema, columns, rows):
                     into.add(key, rule, column, expected, batch)
         into.close()
-        if into.count:
+        if self.verdict.bad:
             _log.warning(
                 "write %s sets %d rows aside in %s",
                 self._plan.publish_id,

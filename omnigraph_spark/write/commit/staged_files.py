@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from omnigraph_spark.arrow.to_table import to_table_batch
 from omnigraph_spark.errors import PublishOutcomeUnknown, StorageError
@@ -121,17 +122,31 @@ def delete_beside(plan: WritePlan, staged: Iterable[StagedTable]) -> None:
 _READ_ROWS = 8_192
 
 
-def read(plan: WritePlan, target: TableTarget, staged: StagedTable) -> Iterator[pa.RecordBatch]:
+def read(
+    plan: WritePlan,
+    target: TableTarget,
+    staged: StagedTable,
+    without: Mapping[int, pa.Array] | None = None,
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a task's files in the columns that its frame brought.
+
+    `without` are the rows of each of its files that are left out.
 
     Raises:
         StorageError: a file isn't there, or the store failed.
     """
     names = list(staged.columns or target.schema.names)
     schema = pa.schema([target.schema.field(name) for name in names])
-    for fragment in staged.fragments:
+    for number, fragment in enumerate(staged.fragments):
         path = f"{target.data}/{fragment['files'][0]['path']}"
+        left_out = (without or {}).get(number)
+        row = 0
         reader = plan.storage.data_file(path, names)
         with translated(f"Reading {path}"):
             for batch in reader.read_all(batch_size=_READ_ROWS).to_batches():
-                yield to_table_batch(batch, schema, target.table_key)
+                rows = to_table_batch(batch, schema, target.table_key)
+                if left_out is not None and len(left_out):
+                    places = pa.array(range(row, row + rows.num_rows), pa.int64())
+                    row += rows.num_rows
+                    rows = rows.filter(pc.invert(pc.is_in(places, value_set=left_out)))
+                yield rows

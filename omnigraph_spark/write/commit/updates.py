@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from omnigraph_spark.errors import ExpectedVersionMismatch, IntegrityError
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
@@ -235,6 +236,31 @@ def _refuse_moved(
         known = set(version.schema.names)
         if all(name in known or name not in target.replaces for name in target.schema.names):
             row_conflicts.refuse(plan.storage, target, [*replaced.ids(version, target)])
+
+
+def without(plan: WritePlan, by_table: ByTable, bad: Mapping[str, pa.Table]) -> ByTable:
+    """Return what was staged without some rows, which then leave the stored rows they name alone.
+
+    `bad` has `f` and `r` by table: which staged file, in order, and which row in it.
+
+    Raises:
+        StorageError: the store failed; nothing was published.
+    """
+    left = dict(by_table)
+    for key, rows in bad.items():
+        first, again = 0, []
+        for one in by_table[key]:
+            places = {
+                number: rows.filter(pc.equal(rows["f"], first + number))["r"].combine_chunks()
+                for number in range(len(one.fragments))
+            }
+            first += len(one.fragments)
+            if any(map(len, places.values())):
+                kept = staged_files.read(plan, plan.targets[key], one, places)
+                one = stage.restage(plan, plan.targets[key], kept)
+            again.append(one)
+        left[key] = [one for one in again if one.fragments or one.matches]
+    return left
 
 
 def is_stale(plan: WritePlan, snapshot: Snapshot, key: str) -> bool:
