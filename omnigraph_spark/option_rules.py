@@ -111,7 +111,7 @@ def _refuse_both(parsed: Parsed, one: str, other: str) -> None:
 # --- options of other formats --------------------------------------------------------------------
 
 _OVERWRITES = (
-    "the option table with mode overwrite replaces one table, writeMode merge its rows by id"
+    "replaceWhere with mode overwrite replaces what a predicate chooses, writeMode merge rows by id"
 )
 _COLUMNS = (
     "types gives new columns their types, mergeSchema=true adds columns, alter_property relaxes"
@@ -122,7 +122,7 @@ _PUSHED = "the options columns and filter say what Lance reads; pushDownFilters=
 _STREAM = "readStream takes startingVersion, maxCommitsPerTrigger, maxRowsPerTrigger"
 
 _ELSEWHERE: tuple[tuple[str, str, str], ...] = (
-    ("Delta", "replaceWhere partitionOverwriteMode replaceOn replaceUsing", _OVERWRITES),
+    ("Delta", "partitionOverwriteMode replaceOn replaceUsing", _OVERWRITES),
     ("Delta", "overwriteSchema schemaTrackingLocation", _COLUMNS),
     ("Delta", "maxRecordsPerFile optimizeWrite dataChange compression targetFileSize", _FILES),
     ("Delta", "clusterByAuto zOrderBy partitionBy", _LAYOUT),

@@ -25,7 +25,7 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.history.commits import Commit
 from omnigraph_spark.manifest import known_types
-from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load, open_manifest, read_rows
 from omnigraph_spark.merge import edges
 from omnigraph_spark.merge.edges import After
 from omnigraph_spark.merge.rules import DELETE_UPDATE, FAIL, ORPHAN, OURS, SOURCE, TARGET, THEIRS
@@ -40,7 +40,15 @@ from omnigraph_spark.storage.relocation import open_for_reading
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write import staging
 from omnigraph_spark.write.commit.commit import Committed, commit
-from omnigraph_spark.write.plan import MERGE, NewTable, WritePlan, plan_write, refuse_moved_on
+from omnigraph_spark.write.plan import (
+    MERGE,
+    NewTable,
+    TableTarget,
+    WritePlan,
+    plan_write,
+    refuse_moved_on,
+)
+from omnigraph_spark.write.reads import edge_key
 
 _log = logging.getLogger(__name__)
 
@@ -377,11 +385,26 @@ def _planned(prepared: Prepared, options: WriteOptions) -> WritePlan:
     planned = plan_write(storage, replace(options, mode=MERGE), {key: new.get(key) for key in keys})
     return replace(
         planned,
+        targets=_with_edge_keys(storage, sides.source, planned.targets),
         expected={key: now.version(key) for key in compared},
         dropped=prepared.dropped,
         merged_parent=sides.heads[0].graph_commit_id,
         txn_whole=planned.txn is not None,
     )
+
+
+def _with_edge_keys(
+    storage: Storage, source: Snapshot, targets: Mapping[str, TableTarget]
+) -> dict[str, TableTarget]:
+    """Return targets that keep what the source records of the ids of its edges."""
+    found = dict(targets)
+    edges = [key for key in targets if layout.is_edge(key) and key in source.tables]
+    if edges:
+        rows = read_rows(open_manifest(storage, source.branch, source.graph_version))
+    for key in edges:
+        if names := edge_key(rows, key):
+            found[key] = replace(found[key], edge_key=names, keeps_key=True)
+    return found
 
 
 def _definitions(storage: Storage, sides: Sides, keys: Sequence[str]) -> dict[str, NewTable]:

@@ -208,28 +208,13 @@ def plan_write(
         OptionError, SchemaMismatchError, UnsupportedError: what the frame asks for can't be done.
         StorageError: the store failed.
     """
-    if options.mode == DELETE and options.bad_records_path is not None:
-        raise UnsupportedError(
-            "badRecordsPath doesn't go with writeMode delete, whose rows bring no values",
-            hint="Leave it out",
-        )
-    if options.mode == DELETE and options.merge_schema:
-        raise UnsupportedError(
-            "mergeSchema doesn't go with writeMode delete, which needs id alone",
-            hint="Leave it out",
-        )
     snapshot = head(storage, options)
     schema = known_types.known(storage, snapshot).schema
     targets = {
         key: _target(storage, snapshot, schema, options.mode, key, new)
         for key, new in sorted(tables.items())
     }
-    for key, target in targets.items() if options.bad_records_path is not None else ():
-        if target.mode == MERGE and any(is_blob(field) for field in target.schema):
-            raise UnsupportedError(
-                f"badRecordsPath doesn't go with an upsert into {key}, which has blobs",
-                hint="Leave it out, or leave the table out of the write",
-            )
+    _refuse_options(options, targets)
     expected = _expected(storage, options, snapshot, targets, read_versions or {})
     new_types = _new_types(snapshot, tables, targets)
     engine_schema.types_to_add(schema, new_types)  # refuses now what the commit would refuse
@@ -268,6 +253,23 @@ def plan_write(
         integrity=integrity,
         reads=reads or {},
     )
+
+
+def _refuse_options(options: WriteOptions, targets: Mapping[str, TableTarget]) -> None:
+    """Refuse options that don't go with what is done to the tables."""
+    given = {"badRecordsPath": options.bad_records_path, "mergeSchema": options.merge_schema}
+    for name, value in given.items():
+        if value and options.mode == DELETE:
+            raise UnsupportedError(
+                f"{name} doesn't go with writeMode delete, which needs id alone",
+                hint="Leave it out",
+            )
+    for key, target in targets.items() if options.bad_records_path is not None else ():
+        if target.mode == MERGE and any(is_blob(field) for field in target.schema):
+            raise UnsupportedError(
+                f"badRecordsPath doesn't go with an upsert into {key}, which has blobs",
+                hint="Leave it out, or leave the table out of the write",
+            )
 
 
 def _with_others(

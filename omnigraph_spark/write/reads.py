@@ -68,16 +68,22 @@ def spans_of_others(rows: pa.Table, read: ReadFrom, entry: TableEntry) -> tuple[
 def edge_key(rows: pa.Table, key: str) -> tuple[str, ...]:
     """Return the columns that the ids of an edge table are made from, () where none are recorded.
 
-    The version rows since the table was made say so; other programs' rows say nothing.
+    The newest version row since the table was made that says so counts; other programs' rows say
+    nothing. One row's text is read, however many there are.
     """
     of_table = rows.filter(pc.equal(rows["table_key"], key))
-    gone = of_table.filter(pc.equal(of_table["object_type"], TOMBSTONE))["table_version"]
-    found = _published(rows, key, pc.max(gone).as_py() or 0)
-    for version in sorted(found, reverse=True):
-        names = found[version][1].get(EDGE_KEY)
-        if isinstance(names, list) and all(isinstance(name, str) for name in names):
-            return tuple(names)
-    return ()
+    kinds, versions = of_table["object_type"], of_table["table_version"]
+    gone = pc.max(versions.filter(pc.equal(kinds, TOMBSTONE))).as_py() or 0
+    says = pc.and_(
+        pc.and_(pc.equal(kinds, VERSION), pc.greater(versions, gone)),
+        pc.match_substring(of_table["metadata"], f'"{EDGE_KEY}":'),
+    )
+    found = of_table.filter(says)
+    if not found.num_rows:
+        return ()
+    newest = found.filter(pc.equal(found["table_version"], pc.max(found["table_version"])))
+    names = _ours(newest["metadata"][0].as_py()).get(EDGE_KEY)
+    return tuple(names) if isinstance(names, list) else ()
 
 
 def has_same_rows(rows: pa.Table, key: str, expected: int, published: int) -> bool:

@@ -143,6 +143,27 @@ def test_keys_are_recorded_with_the_table_on_branches_and_through_other_writes(r
     assert len(found(root)) == 3
 
 
+def test_keys_come_with_a_branch_that_is_merged_and_with_a_restore(people: str) -> None:
+    from omnigraph_spark.merge import merging, restore
+    from omnigraph_spark.merge.tables import Here
+    from omnigraph_spark.refs import branches, refs
+
+    storage = Storage.at(people)
+    branches.ensure_branch(storage, "dev", refs.named(storage, "main"))
+    ends = "Bought: Person -> Person"
+    save(people, FIRST, table=B, branch="dev", endpoints=ends, edgeKeys=DAY)
+    asked = WriteOptions.of(parse({"path": people, "writeMode": "overwrite"}), True)
+    merged = merging.prepare(storage, "dev", "main", Here, merging.resolver("fail"))
+    merging.publish(merged, asked)
+    version = load(storage).graph_version
+    save(people, FIRST, **MERGE)
+    save(people, bought(("c", "a", 7, 7)), **MERGE)
+    restore.restore(storage, asked, str(version))
+    save(people, bought(("a", "b", 1, 8)), **MERGE)
+    assert found(people)[0] == ("a", "b", 1, 8)
+    assert len(found(people)) == 3
+
+
 def test_edges_of_other_ids_are_matched_by_the_values_of_the_keys(ulids: str) -> None:
     there = {row[1:]: row[0] for row in rows(ulids, B, "id", "src", "dst", "day")}
     with pytest.raises(IntegrityError, match="lacks column id"):
