@@ -22,7 +22,7 @@ from omnigraph_spark.storage import column_numbers, layout
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit import staged_files
-from omnigraph_spark.write.plan import CASCADE, DELETE, TableTarget, WritePlan
+from omnigraph_spark.write.plan import APPEND, CASCADE, DELETE, MERGE, TableTarget, WritePlan
 from omnigraph_spark.write.tasks import matches
 from omnigraph_spark.write.tasks.matches import Match
 from omnigraph_spark.write.tasks.stage import StagedTable
@@ -220,3 +220,38 @@ def _refused(counts: Mapping[str, int], samples: list[dict[str, Any]]) -> Integr
         rule="edge ends exist",
         samples=samples[:_SAMPLES],
     )
+
+
+KEEPS_IDS = frozenset({APPEND, MERGE})
+"""Modes that take no node id away, so that no edge can lose its end."""
+
+
+def keeps_ids(plan: WritePlan) -> bool:
+    """Tell whether a write takes no node id away; a merge of branches may, and `merge_into`."""
+    return plan.mode in KEEPS_IDS and plan.merged_parent is None and not plan.deletes
+
+
+def untouched_guards(
+    plan: WritePlan, snapshot: Snapshot, touched: Sequence[str], schema: EngineSchema
+) -> frozenset[str]:
+    """Return the untouched tables whose publishes must collide with this one; on the driver.
+
+    `schema` says where edges end; a table whose edges end nobody knows where is guarded too.
+    """
+    created = [key for key in touched if key not in snapshot.tables]
+    replaced = not keeps_ids(plan)
+    gone = {*touched, *plan.dropped}
+    if not replaced and not any(layout.is_edge(key) for key in created):
+        return frozenset()
+    guards: set[str] = set()
+    if replaced:
+        guards |= {k for k in snapshot.tables if layout.is_edge(k) and not schema.of_table(k)}
+        guards -= gone
+    schema = schema.with_types(plan.new_types)
+    for edge in schema.edges.values():
+        ends = {layout.table_key(layout.NODE, end) for end in (edge.source, edge.target)}
+        if edge.table_key in created:
+            guards |= ends
+        if replaced and ends & gone:
+            guards.add(edge.table_key)
+    return frozenset(key for key in guards if key in snapshot.tables)
