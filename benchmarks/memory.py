@@ -56,7 +56,7 @@ def append(bench: Bench, integrity: str) -> Figures:
 
 
 def big_rows(bench: Bench, kind: str) -> Figures:
-    """Write and read 64 rows of 8 MB text (CASES C42 a).
+    """Write and read 64 rows of 8 MB text.
 
     Once text that nothing makes smaller, once text that is next to nothing in the file. A worker
     may have 512 MiB. That is what it has in memory: `spark.executor.pyspark.memory` limits
@@ -79,7 +79,7 @@ def big_rows(bench: Bench, kind: str) -> Figures:
 
 
 def small_tasks(bench: Bench) -> Figures:
-    """Write 1,000 rows from 200 tasks (CASES C42 b)."""
+    """Write 1,000 rows from 200 tasks."""
     uri = bench.path("small")
     rows = people(bench, 1_000).repartition(200)
     found = measured(lambda: bench.write(rows, "node:Person", uri))
@@ -88,7 +88,7 @@ def small_tasks(bench: Bench) -> Figures:
 
 
 def fragments(bench: Bench) -> Figures:
-    """Read a table of 2,000 fragments (CASES C42 c)."""
+    """Read a table of 2,000 fragments."""
     uri = bench.path("fragments")
     bench.write(people(bench, 20_000).coalesce(1), "node:Person", uri, maxRowsPerFile="10")
     count = len(open_lance(table_dataset(uri, "node:Person")).get_fragments())
@@ -103,7 +103,7 @@ def fragments(bench: Bench) -> Figures:
 
 
 def skew(bench: Bench) -> Figures:
-    """Write 200,000 edges from 8 tasks that all end at one node, fully checked (CASES C42 d)."""
+    """Write 200,000 edges from 8 tasks that all end at one node, fully checked."""
     uri = bench.path("skew")
     bench.graph_of_edges(uri)
     edges = bench.edges(200_000, tasks=8).withColumn("dst", F.col("src"))

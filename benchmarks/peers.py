@@ -27,7 +27,7 @@ def jar() -> str | None:
 
 
 def pushes_filters() -> bool:
-    """Tell whether this Spark pushes filters into Python sources (4.1 and later)."""
+    """Return whether this Spark pushes filters into Python sources (4.1 and later)."""
     return hasattr(DataSourceReader, "pushFilters")
 
 

@@ -6,7 +6,7 @@ hundred cost beside the second hundred, and the bytes that each publish left on 
 graph as it was after a hundred publishes does its second hundred once more, in turn with the last
 hundred of the other, so that a machine that got busier or idler in between doesn't show as a ratio.
 Each of these also opens a snapshot (of the grown graph, and of the young one) and times that, as a
-process does that has read the graph before, and as one that hasn't (`anew`). Times are by the
+process does that has read the graph before, and as one that hasn't (`again`). Times are by the
 clock, and of this process (`cpu`), which others' work on the machine changes less.
 
     python benchmarks/publishes.py --publishes 2000 --tables 50
@@ -186,7 +186,9 @@ def _run(folder: Path, publishes: int, tables: int, seconds: float) -> None:
             told.write_text(json.dumps(bytes_at))
     print(f"{publishes} publishes, {tables} tables")
     _print_times(second, beside, last)
-    for place, name in enumerate(("open anew", "open anew, cpu", "open again", "open again, cpu")):
+    for place, name in enumerate(
+        ("open again", "open again, cpu", "open again", "open again, cpu")
+    ):
         then, now = (
             1000 * statistics.median(x[place] for x in s) for s in zip(*opened, strict=True)
         )
@@ -197,7 +199,7 @@ def _run(folder: Path, publishes: int, tables: int, seconds: float) -> None:
 
 
 def open_snapshots(storage: Storage) -> list[float]:
-    """Return the seconds that it takes to open a snapshot, anew and again; each with CPU."""
+    """Return the seconds that it takes to open a snapshot, again and again; each with CPU."""
     ticks = []
     for anew in (True, False):
         if anew:

@@ -15,8 +15,8 @@ from omnigraph_spark import errors, options
 
 PROJECT = Path(__file__).resolve().parents[1]
 
-# Where a docstring names the design document that a rule comes from.
-SOURCE = re.compile(r" \((?:DESIGN|FACTS|FORMAT|PROTOCOL|seed)[^)]*\)")
+# Where a docstring names the page of docs/internals that a rule comes from.
+SOURCE = re.compile(r" \((?:rules?|facts?|format\.md)\b[^)]*\)")
 
 
 def generated() -> dict[Path, str]:

@@ -107,7 +107,7 @@ _hooks: dict[str, Callable[[], None]] = {}
 def arm(name: str, action: str | Callable[[], None]) -> None:
     """Arm a point in this process (tests); `action` as in the environment, or a callable."""
     if name not in POINTS:
-        raise OptionError(f"{name!r} is no fault point")
+        raise OptionError(f"{name!r} is not a fault point")
     if callable(action):
         _hooks[name] = action
         _armed[name] = "hook"
@@ -165,7 +165,7 @@ def _fire(name: str) -> None:
     elif kind == "hook":
         _hooks[name]()
     else:
-        raise OptionError(f"{action!r} is no fault action")
+        raise OptionError(f"{action!r} is not a fault action")
 
 
 def _note(name: str) -> None:

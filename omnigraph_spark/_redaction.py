@@ -32,7 +32,7 @@ _PLACEHOLDER = "(redacted)"
 
 
 def is_secret(key: str) -> bool:
-    """Tell whether a storage option's name is that of a secret (never shown, never stored)."""
+    """Return whether a storage option's name is that of a secret (never shown, never stored)."""
     return bool(_SECRET_KEY.search(key))
 
 

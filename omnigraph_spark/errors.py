@@ -1,7 +1,7 @@
 """Every error that this package raises, with its code.
 
 The text of an error is ``[OMNIGRAPH_<CODE>] what · expected … · found … · next step``. Spark
-carries exceptions across its process boundaries as text only (FACTS 11), so the bracketed code is
+carries exceptions across its process boundaries as text only (fact 11), so the bracketed code is
 the stable part: `from_spark` turns such a text back into the typed error.
 
 `at_spark` and `for_people` stand where errors leave the package: what a person sees of them is the

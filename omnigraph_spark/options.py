@@ -1,7 +1,7 @@
 """Every option of the data source, declared once: name, type, default, unit, help.
 
 `ReadOptions` and `WriteOptions` are built on the driver from Spark's option map, whose keys arrive
-in lower case (FACTS 14). The table of docs/options.md is `markdown_table()`; a test fails on drift.
+in lower case (fact 14). The table of docs/options.md is `markdown_table()`; a test fails on drift.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("commitRetries", integer(0), "5", (WRITE,),
            "the publisher's retries on row-level contention (5 = at most 6 attempts)"),
     Option("commitTimeoutSeconds", seconds, "300", (WRITE,),
-           "seconds that appends go round again when others publish first"),
+           "seconds that appends retry when others publish first"),
     Option("orphanGraceSeconds", seconds, "10", (WRITE,),
            "seconds that a silent writer's unpublished version is waited for"),
     Option("maxRowsPerFile", integer(1), "1048576", (WRITE,), "rows per data file"),

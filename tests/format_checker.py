@@ -1,4 +1,4 @@
-"""Is a graph on disk what FORMAT says? Tests call `check_graph` after they have written.
+"""Is a graph on disk what docs/internals/format.md says? Tests call `check_graph` after they have written.
 
 It reads with pylance and its own fold, not through the product's, so that one mistake isn't made
 twice; only branches go through `relocation`, since Lance can't open those of a moved graph.
@@ -27,7 +27,7 @@ OURS = "omnigraph_spark"
 _LINEAGE = ("_graph_commits.lance", "_graph_commit_actors.lance")
 _RUNS = ("_graph_runs.lance", "_graph_run_actors.lance")
 _SCHEMA_FILES = ("_schema.pg", "_schema.ir.json", "__schema_state.json")
-# The engine's own notes of what it took back; it makes the dataset when it first does [run].
+# The engine's own notes of what it took back; it makes the dataset when it first does.
 _RECOVERIES = "_graph_commit_recoveries.lance"
 _FOLDERS = (
     *("__manifest", "nodes", "edges", "__recovery", "__staging", _RECOVERIES),
@@ -86,7 +86,7 @@ _LOG_COLUMNS = {
 
 
 def check_graph(root: str, *, crashed: bool = False, moved: bool = False) -> list[str]:
-    """Return what in the graph at `root`, a folder, contradicts FORMAT; empty when all is well.
+    """Return what in the graph at `root`, a folder, contradicts the format; empty when all is well.
 
     Args:
         root: The graph's folder.
@@ -137,7 +137,7 @@ class _Checker:
         for entry in sorted(self.root.iterdir()):
             allowed = _FOLDERS if entry.is_dir() else _SCHEMA_FILES
             if entry.name not in allowed:
-                self.wrong(entry.name, "is no part of a graph")
+                self.wrong(entry.name, "is not a part of a graph")
         if self.crashed:
             return
         for folder in ("__recovery", "__staging"):
@@ -159,7 +159,7 @@ class _Checker:
             self.wrong(where, "no stable row ids")
         for name in sorted((self.root / where / "_versions").glob("*.manifest")):
             if not _V2_MANIFEST.match(name.name):
-                self.wrong(where, f"{name.name} is no V2 manifest name")
+                self.wrong(where, f"{name.name} is not a V2 manifest name")
 
     def check_no_cleanup(self, where: str, dataset: lance.LanceDataset) -> None:
         kept = sorted(key for key in dataset.config() if key.startswith(_CLEANUP))
@@ -242,7 +242,7 @@ class _Checker:
         if version is None or row["row_count"] is None:
             self.wrong(at, "no table_version or row_count")
             return
-        # A row of a version that a healer skipped repeats the healed version's (PROTOCOL 9).
+        # A row of a version that a healer skipped repeats the healed version's (rule 9).
         own = f"{key}${version:020}"
         if row["object_id"] != own:
             healed = by_id.get(own)
@@ -263,7 +263,7 @@ class _Checker:
             self.wrong(at, f"metadata lacks keys of the engine: {sorted(metadata)}")
         publish_id = ours.get("publish_id")
         if not isinstance(publish_id, str) or not _ULID.match(publish_id):
-            self.wrong(at, f"publish id {publish_id!r} is no ULID")
+            self.wrong(at, f"publish id {publish_id!r} is not a ULID")
         else:
             self.publish_ids.add(publish_id)
         txn = ours.get("txn")
@@ -338,7 +338,7 @@ class _Checker:
             wanted = one.arrow_field()
             there = columns.pop(one.name, None)
             if there is None:
-                self.wrong(key, f"{one.name} of _schema.pg is no column")
+                self.wrong(key, f"{one.name} of _schema.pg is not a column")
             elif str(there.type) != str(wanted.type) or there.nullable != wanted.nullable:
                 self.wrong(key, f"column {there}, in _schema.pg {wanted}")
         for name in {"id", "src", "dst"} if isinstance(declared, EdgeType) else {"id"}:
@@ -378,7 +378,7 @@ class _Checker:
         for edge in schema.edges.values():
             for end in (edge.source, edge.target):
                 if end not in schema.nodes:
-                    self.wrong("_schema.pg", f"edge {edge.name} ends at {end}, which is no node")
+                    self.wrong("_schema.pg", f"edge {edge.name} ends at {end}, which is not a node")
         return schema
 
     # --- logs ----------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ class _Checker:
             at = f"commit {row['graph_commit_id']}"
             branch = row["manifest_branch"] or "main"
             if not _ULID.match(row["graph_commit_id"]):
-                self.wrong(at, "is no ULID")
+                self.wrong(at, "is not a ULID")
             if row["graph_commit_id"] in notes:
                 continue
             other = versions.setdefault((branch, row["manifest_version"]), row["graph_commit_id"])
@@ -469,7 +469,7 @@ class _Checker:
 
 
 def _live(rows: list[dict[str, Any]], branch: str | None) -> dict[str, dict[str, Any]]:
-    """Return the live version row per table key (FORMAT, "Snapshot of a graph branch")."""
+    """Return the live version row per table key (format.md, "Snapshot of a graph branch")."""
     floors: dict[str, int] = defaultdict(int)
     for row in rows:
         if row["object_type"] == "table_tombstone":
@@ -487,9 +487,9 @@ def _live(rows: list[dict[str, Any]], branch: str | None) -> dict[str, dict[str,
 
 
 def _moves_rows(head: lance.LanceDataset, pinned: int) -> bool:
-    """Tell whether HEAD isn't clean: more than config and indices is above the pinned version.
+    """Return whether HEAD isn't clean: more than config and indices is above the pinned version.
 
-    What a Restore of the pinned version covers is of no account (PROTOCOL 12).
+    What a Restore of the pinned version covers is of no account (rule 12).
     """
     for version in range(head.version, pinned, -1):
         transaction = head.read_transaction(version)

@@ -55,7 +55,7 @@ class MaintenanceMethods:
 
         `type` is `BTREE`, `BITMAP`, `LABEL_LIST`, `INVERTED`, `NGRAM`, `ZONEMAP` or `BLOOMFILTER`.
         `name` is `{column}_idx` if it isn't given; an index of that name on the same column is
-        built anew. Writers go on meanwhile; the rows they add are not covered until `optimize` or
+        rebuilt. Writers go on meanwhile; the rows they add are not covered until `optimize` or
         `optimize_indices`. `write_options`: `commitTimeoutSeconds`, `actor`, and their like.
 
         Raises:
@@ -126,7 +126,7 @@ class MaintenanceMethods:
         Small fragments are gathered into fragments of `target_rows` rows, and fragments of whose
         rows more than the share `deletions` is deleted are rewritten without them. The tasks run on
         Spark. Rows, their ids and versions stay as they are; writers go on meanwhile, and where one
-        changes the same fragments, this is the one that begins anew.
+        changes the same fragments, this is the one that starts again.
 
         Raises:
             OptionError: a size is out of range.

@@ -82,7 +82,7 @@ class QueryMethods:
         are planned now (`narrow`). Runs on the driver.
 
         Raises:
-            OptionError: `make` gave something that is no frame.
+            OptionError: `make` gave something that is not a frame.
             AnalysisException: with the typed error's text.
             BranchNotFoundError, VersionNotFoundError, GraphNotFoundError: as the names say.
         """

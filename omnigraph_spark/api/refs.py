@@ -116,7 +116,8 @@ class RefMethods:
 
         Raises:
             VersionNotFoundError, OptionError: no such version, or the branch never had it.
-            ExpectedVersionMismatch: somebody published to the branch meanwhile; nothing changed.
+            ExpectedVersionMismatch: another writer published to the branch meanwhile; nothing
+            changed.
             PublishOutcomeUnknown: the store never said; nothing was deleted.
             StorageError: the store failed; nothing was published.
         """
@@ -160,11 +161,12 @@ class RefMethods:
         The graph's rules are checked as in a write; the option `integrity` relaxes that.
 
         Raises:
-            MergeConflictError: both changed the same rows, or edges would end nowhere.
+            MergeConflictError: both changed the same rows, or edges would be left dangling.
             IntegrityError: the merged graph would break a rule; nothing was published.
             BranchNotFoundError, OptionError, UnsupportedError, SchemaMismatchError: it can't be
                 merged.
-            ExpectedVersionMismatch: somebody published to `into` meanwhile; nothing was published.
+            ExpectedVersionMismatch: another writer published to `into` meanwhile; nothing was
+            published.
             PublishOutcomeUnknown, StorageError: as `write`.
         """
         from omnigraph_spark.merge import merge

@@ -67,7 +67,8 @@ class SchemaMethods:
         Raises:
             IntegrityError: edge tables end at a node table and aren't dropped in the same call.
             TableNotFoundError: no such table.
-            ExpectedVersionMismatch: somebody wrote to one of them meanwhile; nothing was dropped.
+            ExpectedVersionMismatch: another writer wrote to one of them meanwhile; nothing was
+            dropped.
             OmnigraphError: as `write`.
         """
         from omnigraph_spark.schema_changes import properties

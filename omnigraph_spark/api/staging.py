@@ -157,7 +157,7 @@ class _Side:
             self._begun = False
 
     def _is_empty(self) -> bool:
-        """Tell whether nothing was written."""
+        """Return whether nothing was written."""
         from omnigraph_spark.manifest.snapshot import head_version
         from omnigraph_spark.refs import refs
 

@@ -25,7 +25,7 @@ class NullFoundError(pa.ArrowInvalid):  # type: ignore[misc]
 
 
 def is_list_like(arrow: pa.DataType) -> bool:
-    """Tell whether a type is a list of any physical kind (not a map)."""
+    """Return whether a type is a list of any physical kind (not a map)."""
     return bool(
         pt.is_list(arrow)
         or pt.is_large_list(arrow)
@@ -162,7 +162,7 @@ def _check_nulls(values: pa.Array, field: pa.Field, valid: pa.Array | None = Non
 
 
 def can_cast(source: pa.DataType, target: pa.DataType) -> bool:
-    """Tell whether values of `source` may go into a column of `target` where they fit exactly.
+    """Return whether values of `source` may go into a column of `target` where they fit exactly.
 
     The answer is about the types alone: a long may go into an int column, and a value that is too
     large is then refused by `exact_leaf`.
@@ -198,7 +198,7 @@ def _goes(source: pa.DataType, target: pa.DataType, casts: Collection[tuple[str,
 
 
 def can_store(source: pa.DataType, target: pa.DataType) -> bool:
-    """Tell whether values of `source` may go into a column of `target` by ANSI store assignment.
+    """Return whether values of `source` may go into a column of `target` by ANSI store assignment.
 
     Beyond `can_cast`: any number into any number, and whole numbers, booleans and dates into text.
     What takes the session's time zone, and text of fractions, only Spark can cast.
@@ -258,7 +258,7 @@ def exact_leaf(array: pa.Array, target: pa.DataType) -> pa.Array:
     if not can_cast(source, target):
         raise pa.ArrowInvalid(f"{source} is never cast to {target}")
     if pt.is_date64(target):
-        # pyarrow's cast cuts to midnight (FACTS 43), and its safe cast to ms refuses microseconds.
+        # pyarrow's cast cuts to midnight (fact 43), and its safe cast to ms refuses microseconds.
         return array.cast(pa.timestamp("ms", source.tz)).view(pa.int64()).view(target)
     if pt.is_integer(source) and pt.is_decimal(target):
         wide = array.cast(
@@ -372,7 +372,7 @@ def _check_same_floats(before: pa.Array, after: pa.Array) -> None:
 
 
 def has_decimal(arrow: pa.DataType) -> bool:
-    """Tell whether a type holds 128-bit or 256-bit decimals anywhere."""
+    """Return whether a type holds 128-bit or 256-bit decimals anywhere."""
     if isinstance(arrow, pa.BaseExtensionType):
         return has_decimal(arrow.storage_type)
     if pt.is_decimal(arrow):
@@ -381,7 +381,7 @@ def has_decimal(arrow: pa.DataType) -> bool:
 
 
 def has_text(arrow: pa.DataType) -> bool:
-    """Tell whether a type holds text anywhere."""
+    """Return whether a type holds text anywhere."""
     if isinstance(arrow, pa.BaseExtensionType):
         return has_text(arrow.storage_type)
     if pt.is_dictionary(arrow):
@@ -392,19 +392,19 @@ def has_text(arrow: pa.DataType) -> bool:
 
 
 def refuse_broken_text(array: pa.Array) -> None:
-    """Refuse text that is no UTF-8, which a STRING of Spark can hold: `CAST(X'FF' AS STRING)`.
+    """Refuse text that is not UTF-8, which a STRING of Spark can hold: `CAST(X'FF' AS STRING)`.
 
     Lance stores it as it comes, and then no reader gets past it.
 
     Raises:
-        pa.ArrowInvalid: some of it is no UTF-8.
+        pa.ArrowInvalid: some of it is not UTF-8.
     """
     if has_text(array.type):
         array.validate(full=True)
 
 
 def has_short_offsets(array: pa.Array) -> bool:
-    """Tell whether an array, or one inside it, lacks the first offset that even no values need."""
+    """Return whether an array, or one inside it, lacks the first offset, which none may lack."""
     if isinstance(array, pa.ExtensionArray):
         return has_short_offsets(array.storage)
     arrow = array.type
@@ -427,7 +427,7 @@ def has_short_offsets(array: pa.Array) -> bool:
 def fresh(array: pa.Array) -> pa.Array:
     """Return `array` in newly allocated buffers where Lance needs that.
 
-    Spark's buffers are aligned to 8 bytes, Rust's decimals want 16: Lance panics (FACTS 16). For
+    Spark's buffers are aligned to 8 bytes, Rust's decimals want 16: Lance panics (fact 16). For
     arrays of no values, such as the elements of empty lists, Spark 4.0 sends no offsets: Lance
     reads what lies behind the buffer, and fails or panics.
     """

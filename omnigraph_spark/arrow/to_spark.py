@@ -1,8 +1,8 @@
-"""From stored Arrow columns to the batches that Spark takes (DESIGN 2, Types); no Spark needed.
+"""From stored Arrow columns to the batches that Spark takes; no Spark needed.
 
 `read_type` says which Arrow type Spark declares for a stored column: exactly what pyspark derives
 from the column's Spark type, since 4.3 compares the two for the first batch of a task and checks no
-later one (FACTS 6). So `to_spark_batch` casts every batch.
+later one (fact 6). So `to_spark_batch` casts every batch.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def to_spark_batch(
 
 
 def nullable_blobs(stored: pa.Schema | None) -> frozenset[str]:
-    """Return the stored columns whose empty values mean NULL (DESIGN 2, Types)."""
+    """Return the stored columns whose empty values mean NULL."""
     return frozenset(f.name for f in stored or () if f.nullable and is_blob(f))
 
 

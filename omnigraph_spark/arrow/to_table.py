@@ -169,7 +169,7 @@ def to_table_batch(
     With `exact` nothing is lost; else values are stored as Spark's SQL stores them (`ansi_leaf`).
 
     Runs on executors, once per batch, after ids were filled in. Decimals are copied into fresh
-    buffers (FACTS 16); fixed-size lists keep the slots of null rows. Nothing is written.
+    buffers (fact 16); fixed-size lists keep the slots of null rows. Nothing is written.
 
     Raises:
         IntegrityError: a null, or no column at all, where the table allows none; `table_key`,
@@ -207,7 +207,7 @@ def refuse_broken_columns(batch: pa.RecordBatch, table_key: str | None) -> None:
             refuse_broken_text(column)
         except pa.ArrowInvalid as error:
             raise SchemaMismatchError(
-                f"Column {name} of {table_key or 'the frame'} holds text that is no UTF-8",
+                f"Column {name} of {table_key or 'the frame'} holds text that is not UTF-8",
                 expected="UTF-8, as every reader wants it",
                 found=_short(error),
                 hint="Write such bytes to a BINARY property, or repair them with Spark's decode",
@@ -304,7 +304,7 @@ def _sample(column: pa.Array, row: int) -> str:
     try:
         refuse_broken_text(column.slice(row, 1))
     except pa.ArrowInvalid:
-        return "text that is no UTF-8"
+        return "text that is not UTF-8"
     text = " ".join(column.slice(row, 1).to_string().split()).removeprefix("[").removesuffix("]")
     return _clipped(text.strip(), _MAX_SAMPLE)
 

@@ -1,7 +1,7 @@
 """The lineage of a graph: one row per publish in `_graph_commits.lance`, its actors beside it.
 
 A publish and its lineage row are two commits; a writer that dies between them leaves a gap, which
-the next writer fills (PROTOCOL 30). Rows are appended by many processes at once: each appends
+the next writer fills (rule 30). Rows are appended by many processes at once: each appends
 everything that it finds missing below its own version, in one commit, so a row stands only above a
 complete past. Two fillers of one gap write rows of the same ids, and readers take one row per
 branch and version.
@@ -69,7 +69,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Commit:
-    """One publish of a graph branch (FORMAT, "Lineage"); `created_at` is UTC without a zone."""
+    """One publish of a graph branch (format.md, "Lineage"); `created_at` is UTC without a zone."""
 
     graph_commit_id: str
     manifest_branch: str | None
@@ -310,7 +310,7 @@ def complete(storage: Storage, branch: str, version: int) -> list[Commit]:
     """Return a branch's lineage up to a version, with the publishes that have no row yet.
 
     Writes nothing. A publish is without a row only as long as nobody published after a writer that
-    died (PROTOCOL 30), so the gap is at the end of a branch, or just below a fork.
+    died (rule 30), so the gap is at the end of a branch, or just below a fork.
 
     Raises:
         BranchNotFoundError: the graph has no such branch.
@@ -411,7 +411,7 @@ def _in_line(chosen: list[Commit]) -> list[Commit]:
 def _without_markers(commits: list[Commit]) -> list[Commit]:
     """Leave out the engine's notes that it took a dead write back: they publish nothing.
 
-    Such a row names the version that it found, and the next commit names it as its parent [run].
+    Such a row names the version that it found, and the next commit names it as its parent.
     """
     known = {c.graph_commit_id: c for c in commits}
     meant: dict[str | None, str] = {}

@@ -1,4 +1,4 @@
-"""Make an empty graph: a stamped `__manifest` without rows, and its lineage (FORMAT, DESIGN 5).
+"""Make an empty graph: a stamped `__manifest` without rows, and its lineage (format.md).
 
 Several processes may do so at once, and one may die half way: whatever is missing is completed by
 whoever comes next, and nothing depends on who did which step.
@@ -68,7 +68,7 @@ def _open(storage: Storage) -> LanceDataset | None:
 
 
 def _create(storage: Storage) -> None:
-    """Create `__manifest` without stable row ids (FACTS 31); one of several succeeds."""
+    """Create `__manifest` without stable row ids (fact 31); one of several succeeds."""
     rows = new_manifest_schema().empty_table()
     try:
         storage.create_dataset(layout.MANIFEST, rows, stable_row_ids=False)
@@ -78,7 +78,7 @@ def _create(storage: Storage) -> None:
 
 
 def _is_new(manifest: LanceDataset) -> bool:
-    """Tell whether a manifest is one of ours that nothing was published to yet."""
+    """Return whether a manifest is one of ours that nothing was published to yet."""
     schema = manifest.schema
     with translated(f"Counting the rows of {layout.MANIFEST}"):
         return bool(
@@ -103,7 +103,7 @@ def compact_own_datasets(storage: Storage, branch: str, graph_version: int) -> N
 
     Runs on the driver, after each publish; costs nothing but at every 16th version. Whoever
     published that version does it, so no two processes do the same, and publishes that go on
-    meanwhile are safe: one of the two is refused and retried or given up (PROTOCOL 28). Left out
+    meanwhile are safe: one of the two is refused and retried or given up (rule 28). Left out
     where auto-cleanup settings are still on the dataset, since a commit would run them.
     """
     if graph_version % append_log.COMPACT_EVERY:

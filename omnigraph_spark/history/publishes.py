@@ -135,7 +135,7 @@ def publishes_between(
 
 
 def keeps_rows(dataset: LanceDataset, version: int) -> bool:
-    """Tell whether a version of a dataset has the rows of the one before, by its transaction.
+    """Return whether a version of a dataset has the rows of the one before, by its transaction.
 
     Raises:
         StorageError: the store failed, or the version isn't there.
@@ -205,7 +205,7 @@ def _ours(manifest: LanceDataset, fragments: list[Any]) -> dict[str, Any]:
 
 
 def _same_rows(manifest: LanceDataset, at_version: LanceDataset) -> bool:
-    """Tell whether a version has the rows of the one before: for operations that tell nothing."""
+    """Return whether a version has the rows of the one before: for operations that tell nothing."""
     version = int(at_version.version)
     if version == 1:
         return False

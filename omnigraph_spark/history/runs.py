@@ -1,6 +1,6 @@
 """The run registry `_graph_runs.lance`: one row per change of status of a Spark write.
 
-Made by the first Spark write in any graph; the engine ignores it (DESIGN 5, "Lineage"). It is a
+Made by the first Spark write in any graph; the engine ignores it. It is a
 diary: nothing reads it to decide anything, and a failure to write it never fails the write.
 """
 

@@ -3,7 +3,7 @@ r"""Where rows go that break a rule, if the write names a `badRecordsPath`.
 `{badRecordsPath}/{publish_id}/{part}-{number}.json` holds one JSON text per line: `table`, `rule`,
 `column`, `reason`, and the `row`. The files of a write that failed in the end stay: its publish id
 tells. Runs on executors (values) and on the driver (keys and ends); a retried task, or a commit
-that goes round again, writes the same names again.
+that retries, writes the same names again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class BadRecords:
             self._flush()
 
     def remove(self) -> None:
-        """Delete what this object wrote; a commit that goes round again begins anew.
+        """Delete what this object wrote; a commit that retries starts again.
 
         Raises:
             StorageError: the store failed.

@@ -1,6 +1,6 @@
 """Rules that more than one row decides: keys, uniqueness, edge ends, numbers of edges.
 
-Runs on the driver, once per round of a write, inside the round (PROTOCOL 25): what is looked at is
+Runs on the driver, once per round of a write, inside the round (rule 25): what is looked at is
 the snapshot that is committed on, plus the staged rows, minus the rows that the write replaces. A
 later round compares keys only with fragments that no earlier one has seen, told by their files and
 deletions. That ends exist it takes as seen only if every fragment of the nodes that it has seen is

@@ -99,11 +99,11 @@ class Integrity:
     made_ids: frozenset[str] = frozenset()
 
     def checks_rows(self) -> bool:
-        """Tell whether the commit looks at keys and ends."""
+        """Return whether the commit looks at keys and ends."""
         return self.level != OFF
 
     def checks_ends(self) -> bool:
-        """Tell whether edges that are written must end at nodes."""
+        """Return whether edges that are written must end at nodes."""
         return self.level in (STRICT, WRITTEN)
 
     def to_json(self) -> dict[str, Any]:

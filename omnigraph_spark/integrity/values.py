@@ -29,7 +29,7 @@ _INTEGERS = {
 def broken(rule: ValueRule, rows: pa.RecordBatch) -> pa.Array | None:
     """Return a mask of the rows that break a rule, None where none does.
 
-    Nulls break no rule of values. A column that the table hasn't got any more, or one of a type
+    Nulls break no rule of values. A column that the table no longer has, or one of a type
     that the engine doesn't apply the rule to, breaks none either. NaN is within no range.
     """
     place = rows.schema.get_field_index(rule.column)

@@ -1,4 +1,4 @@
-"""Look what is wrong with a graph: everything that dead writers leave, and damage (issue 4).
+"""Look what is wrong with a graph: everything that dead writers leave, and damage.
 
 Runs on the driver and writes nothing. Most of what it finds is repaired by the next write to the
 table or branch; `repair` does the same without a write.
@@ -178,7 +178,7 @@ def _schema(storage: Storage) -> Iterator[Finding]:
         yield Finding(
             SCHEMA_FILES,
             layout.SCHEMA_PG,
-            f"It {what}: the rules of the graph can't be told from it, and writers are refused",
+            f"It {what}: it doesn't give the graph's rules, and writers are refused",
             types or engine_schema.read_ir(storage) is not None,
         )
     elif not engine_schema.agree(storage):
@@ -248,7 +248,7 @@ def _damaged(lost: list[logs.Damaged]) -> Iterator[Finding]:
 def _staging(storage: Storage) -> Iterator[Finding]:
     oldest = datetime.now(timezone.utc) - staging.LIVE
     for publish_id, inside in sorted(staging.by_write(storage.list(layout.STAGING)).items()):
-        # The record of a write that may still be staging is no damage.
+        # The record of a write that may still be staging is not a damage.
         if staging.has_messages(inside) or max(one.last_modified for one in inside) < oldest:
             yield Finding(
                 STAGING, publish_id, "Messages of a write that is being staged, or died", True
@@ -290,7 +290,7 @@ def _branch(storage: Storage, branch: str, branches: list[str], lineage: bool) -
 
 
 def _is_half(storage: Storage, branch: str) -> bool:
-    """Tell whether files of a branch's `__manifest` are gone."""
+    """Return whether files of a branch's `__manifest` are gone."""
     try:
         load(storage, branch)
     except (DatasetNotFoundError, VersionNotFoundError):

@@ -1,11 +1,11 @@
 """Remove what nobody needs any more: old versions, their files, and what dead writers left.
 
 Runs on the driver. The versions that go are named one by one, across `__manifest`, the logs and all
-tables; everything that a version which stays mentions stays (PROTOCOL 27). Version files go first,
+tables; everything that a version which stays mentions stays (rule 27). Version files go first,
 those of `__manifest` before the tables', then, after a second look at what is there by then, the
 files. A cleanup that dies in between leaves files that the next one takes. Not by Lance's own
 cleanup: it goes by the paths in a branch's manifest, and in a graph that was moved deletes what the
-branch reads [run].
+branch reads.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def cleanup(
         moment = now or datetime.now(timezone.utc)
         return _Cleanup(storage, moment, age, keep, None).run()
     publish_id = new_ulid()
-    # Its own record is the store's clock (PROTOCOL 24).
+    # Its own record is the store's clock (rule 24).
     with Heartbeat(storage, publish_id, grace_seconds) as heartbeat:
         heartbeat.record(layout.MAIN, [], None)
         try:
@@ -221,7 +221,7 @@ class _Cleanup:
 
     @property
     def dry_run(self) -> bool:
-        """Tell whether nothing is removed."""
+        """Return whether nothing is removed."""
         return self.heartbeat is None
 
     def run(self) -> Cleaned:

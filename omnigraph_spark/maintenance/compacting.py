@@ -3,7 +3,7 @@
 Lance's own commit of a compaction reserves fragment ids at the head, then rewrites the indices,
 then commits: two versions with a long time between them, in which no append can pass. Here the new
 fragments get their ids first, on a detached version; indices are built on that; and what is
-committed at the head in the end is small (PROTOCOL 26).
+committed at the head in the end is small (rule 26).
 """
 
 from __future__ import annotations

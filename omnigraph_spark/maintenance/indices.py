@@ -2,10 +2,10 @@
 
 Runs on the driver. Nothing here commits: an index is built as a segment of files that no version
 names yet, so that a table's head is ahead of its published version for milliseconds only, however
-long the build takes (PROTOCOL 26).
+long the build takes (rule 26).
 
 Some of Lance's indices hold the addresses of rows (fragment and offset), with stable row ids too,
-and some hold row ids [run, pylance 14]: a compaction that kept one of the former by its name would
+and some hold row ids: a compaction that kept one of the former by its name would
 answer queries with other rows or none, and an upsert that kept one of the latter with the values of
 before.
 """
@@ -54,7 +54,7 @@ class TableIndex:
 
     @property
     def buildable(self) -> bool:
-        """Tell whether it can be built again: a type of `KINDS` on one column."""
+        """Return whether it can be built again: a type of `KINDS` on one column."""
         return self.type in BY_LANCES_NAME and len(self.columns) == 1
 
 
@@ -115,7 +115,7 @@ def kind_named(text: str) -> str:
     kind = text.strip().upper()
     if kind not in KINDS:
         raise OptionError(
-            f"{text[:40]!r} is no index type that can be built here", expected=", ".join(KINDS)
+            f"{text[:40]!r} is not an index type that can be built here", expected=", ".join(KINDS)
         )
     return kind
 
@@ -186,7 +186,7 @@ def covering(dataset: LanceDataset, one: TableIndex) -> Index | None:
 
 
 def _is_stale(dataset: LanceDataset, one: TableIndex) -> bool:
-    """Tell whether an index may hold former values of rows that are in other fragments by now."""
+    """Return whether an index may hold former values of rows that are in other fragments by now."""
     if BY_LANCES_NAME[one.type] not in _BY_ROW_ID:
         return False
     return any(

@@ -1,9 +1,9 @@
 """The logs of a graph (lineage, runs, their actors): which are damaged; make them again.
 
 Runs on the driver. A log is damaged where the store answers and the newest version of it can't be
-read: a file that a power cut left empty or cut off, or that somebody removed. What can still be
-read stays, the damaged files are moved to `__damaged/`, and what is missing then is written again
-from `__manifest`, as far as no cleanup took its versions away.
+read: a file that a power cut left empty or cut off, or that another writer removed. What can still
+be read stays, the damaged files are moved to `__damaged/`, and what is missing then is written
+again from `__manifest`, as far as no cleanup took its versions away.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _unreadable(storage: Storage, log: AppendLog, branch: str) -> StorageError |
     except StorageError as error:
         _answers(storage, log.location, branch)
         return error
-    # A newest version that is gone leaves an older one or nothing: missing rows are told apart.
+    # A newest version that is gone leaves an older one or nothing: missing rows are distinguished.
     return None
 
 

@@ -1,4 +1,4 @@
-"""Point the branches of a moved or copied graph at where the graph is now (DESIGN 7).
+"""Point the branches of a moved or copied graph at where the graph is now.
 
 A Lance branch keeps its parent's root in its version manifests as the writer spelled it, and Lance
 offers no way to change it. So the manifest files are rewritten: the last part of such a file is one
@@ -51,7 +51,7 @@ def point_here(storage: Storage, location: str, branch: str) -> int:
 
 
 def is_moved(storage: Storage, location: str, branch: str) -> bool:
-    """Tell whether a dataset's branch is there and names another place.
+    """Return whether a dataset's branch is there and names another place.
 
     Raises:
         CorruptManifestError, StorageError: as `relocation.needs_relocation`.
@@ -146,7 +146,7 @@ def _read_varint(message: bytes, at: int, name: str) -> tuple[int, int]:
 
 def _unreadable(name: str) -> CorruptManifestError:
     return CorruptManifestError(
-        f"{name} is no version manifest that can be pointed to a new place",
+        f"{name} is not a version manifest that can be pointed to a new place",
         expected="a file as Lance writes it",
         hint="Nothing was changed in it. Restore it from a copy, or move the graph back",
     )

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OptimizedTable:
-    """What was done to one table: fragments before and after, and the indices built anew."""
+    """What was done to one table: fragments before and after, and the indices rebuilt."""
 
     table_key: str
     fragments_before: int
@@ -156,7 +156,7 @@ def create_index(
     settings: Settings | None = None,
     actor: str | None = None,
 ) -> Maintained:
-    """Build an index on a column and publish it; one of that name on the column is built anew.
+    """Build an index on a column and publish it; one of that name on the column is rebuilt.
 
     Raises:
         OptionError: no such type or column, or the name belongs to another column.

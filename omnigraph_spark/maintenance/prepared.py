@@ -1,7 +1,7 @@
 """What maintenance wants to do to one table, built beforehand, and how it gets onto its head.
 
 Runs on the driver, once per table and round. A commit of maintenance rebases over whatever landed
-since its building, and says nothing (PROTOCOL 26). So what it was built on is compared with the
+since its building, and says nothing (rule 26). So what it was built on is compared with the
 head first; the versions that it makes must lie directly above each other; and what lies under the
 first of them must be published, or all of it is taken back.
 """
@@ -104,7 +104,7 @@ def apply(round_: Round, prepared: Prepared, entry: TableEntry) -> Moved:
     `entry` is the table in the round's snapshot, with the Lance branch that is written to.
 
     Raises:
-        StartOver: somebody else was at the table; what was made is taken back.
+        StartOver: another writer was at the table; what was made is taken back.
         Stale: what it was built on has changed; it must be built again.
         StorageError: the store failed; what was committed is unpublished, and a later write heals
             it.
@@ -216,7 +216,7 @@ def _check_ids(prepared: Prepared, made: LanceDataset) -> None:
 
 
 def _published_under(round_: Round, made: LanceDataset, key: str, first: int) -> int:
-    """Return the published version that lies under the first version made here (PROTOCOL 26).
+    """Return the published version that lies under the first version made here (rule 26).
 
     Raises:
         StartOver: it isn't published, and its writer doesn't publish it soon.

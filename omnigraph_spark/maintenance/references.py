@@ -2,8 +2,8 @@
 
 Runs on the driver and writes nothing. A file is looked for by its name alone, never by its path:
 Lance gives every data file, deletion file and index a name of its own, and a branch's manifest
-names its parent's files by a path that may be old (FORMAT, "Tree"). So a name that any version of
-any line mentions protects the file wherever it lies.
+names its parent's files by a path that may be old (format.md, "Tree"). So a name that any version
+of any line mentions protects the file wherever it lies.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Names:
     transactions: set[str] = field(default_factory=set)
 
     def mention(self, kind: str, inside: str) -> bool:
-        """Tell whether a file, `inside` being its path below the folder `kind`, is mentioned."""
+        """Return whether a file, `inside` being its path below the folder `kind`, is mentioned."""
         first = inside.split("/")[0]
         stem = first.partition(".")[0]
         if kind == "data":  # blobs lie in a folder named as the data file that they belong to

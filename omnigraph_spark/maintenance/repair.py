@@ -1,4 +1,4 @@
-"""Repair what `check` finds, as the next write would, without a write (issue 4).
+"""Repair what `check` finds, as the next write would, without a write.
 
 Runs on the driver. Each step is safe to run again and among live writers: heads are waited for and
 restored by the same code as in a write, and published with guards. A step that fails leaves the
@@ -154,7 +154,7 @@ def _names(storage: Storage) -> list[str]:
 def _heal(storage: Storage, found: list[Finding], grace_seconds: float) -> None:
     """Resolve dead records and heads, under a crash record of this repair's own.
 
-    The record is also the store's clock: ages are taken against it (PROTOCOL 24).
+    The record is also the store's clock: ages are taken against it (rule 24).
     """
     publish_id = new_ulid()
     with Heartbeat(storage, publish_id, grace_seconds) as heartbeat:

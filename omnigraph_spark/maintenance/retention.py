@@ -1,4 +1,4 @@
-"""Which versions a cleanup must leave: of `__manifest`, through it of every table (PROTOCOL 27).
+"""Which versions a cleanup must leave: of `__manifest`, through it of every table (rule 27).
 
 Runs on the driver and writes nothing. A version's age is that of the version after it: what was the
 newest until yesterday could be read, or travelled to, until yesterday. Ages are the store's, of the

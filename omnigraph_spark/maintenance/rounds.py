@@ -1,8 +1,8 @@
-"""Publish the maintenance of any number of tables at once; the one that gives way to writers.
+"""Publish the maintenance of any number of tables at once; the one that yields to writers.
 
 Runs on the driver. As a write's commit (`write.commit`), but that what is committed was built
 beforehand: a lost round commits the same again, and only a table whose fragments were changed
-meanwhile is built anew. No append fails for it: it waits for milliseconds, or goes round once.
+meanwhile is rebuilt. No append fails for it: it waits for milliseconds, or retries once.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class _Maintenance:
         )
 
     def run(self, heartbeat: Heartbeat) -> Maintained:
-        """Go round until published, nothing to do, or out of time."""
+        """Retry until published, nothing to do, or out of time."""
         migrations.refuse_newer(open_main(self.storage))  # before anything is built
         try:
             return self._rounds(heartbeat)
@@ -146,7 +146,7 @@ class _Maintenance:
                 self._build()
                 if end is None:
                     end = time.monotonic() + self.settings.commit_timeout_seconds
-                if not any(self.built.values()):  # or somebody did it since this was built
+                if not any(self.built.values()):  # or another writer did it since this was built
                     return Maintained(None, None)
                 return self._once(heartbeat)
             except Stale as error:
@@ -261,7 +261,7 @@ class _Maintenance:
                 _log.warning("%s could not be put back to %d: %s", one.table_key, one.before, error)
 
     def _is_put_back(self) -> bool:
-        """Tell whether no table is left with an unpublished head of this maintenance."""
+        """Return whether no table is left with an unpublished head of this maintenance."""
         if not self.tried:
             return True
         try:

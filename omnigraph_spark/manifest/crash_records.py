@@ -1,8 +1,8 @@
-"""Crash records: what a writer leaves in `__recovery/` while it commits (FORMAT, "Crash records").
+"""Crash records: what a writer leaves in `__recovery/` while it commits.
 
 The form is the engine's, so that an engine that opens the graph after a crash rolls the whole write
 back; the extra key `omnigraph_spark` tells our own from the engine's. `post_commit_pin` is always
-0: nobody rolls a dead write forward (DESIGN 5). All functions run on the driver.
+0: nobody rolls a dead write forward. All functions run on the driver.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CrashRecord:
     removing: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
 
     def removes(self, branch: str, version: int) -> bool:
-        """Tell whether it is of a cleanup that removes a graph version."""
+        """Return whether it is of a cleanup that removes a graph version."""
         return any(low <= version <= high for low, high in self.removing.get(branch, ()))
 
 
@@ -73,7 +73,7 @@ def path_of(publish_id: str) -> str:
 
 
 def write(storage: Storage, publish_id: str, noted: Noted) -> None:
-    """Write or renew a record; its tables are those that have a published version (DESIGN 5).
+    """Write or renew a record; its tables are those that have a published version.
 
     Raises:
         StorageError: the store failed; an older record of this write may still be there.
@@ -102,7 +102,7 @@ def write(storage: Storage, publish_id: str, noted: Noted) -> None:
 
 
 def delete(storage: Storage, publish_id: str) -> None:
-    """Delete a record; one that is gone already is no error.
+    """Delete a record; one that is gone already is not an error.
 
     Raises:
         StorageError: the store failed.
@@ -168,7 +168,7 @@ def dead(storage: Storage, own_publish_id: str, grace_seconds: float) -> list[Cr
     """Return the records of other writes that were not renewed for the grace.
 
     Age is taken on the store's clock alone, against the caller's own record, which must just have
-    been written (PROTOCOL 24).
+    been written (rule 24).
 
     Raises:
         RecoveryPendingError: as `refuse_foreign`, after the grace.
@@ -217,8 +217,8 @@ def _parsed(info: ObjectInfo, text: bytes) -> CrashRecord | None:
 class Heartbeat:
     """Renews a write's record every third of the grace, in a thread, until it is stopped.
 
-    A record that somebody removed in the meantime is written again: its writer still lives. A store
-    that fails a renewal is tried again at the next beat; `lost` then holds its error.
+    A record that another writer removed in the meantime is written again: its writer still lives. A
+    store that fails a renewal is tried again at the next beat; `lost` then holds its error.
     """
 
     def __init__(self, storage: Storage, publish_id: str, grace_seconds: float) -> None:

@@ -71,7 +71,7 @@ def check_readable(manifest: LanceDataset) -> None:
 
 
 def is_newer(manifest: LanceDataset) -> bool:
-    """Tell whether the stamp is above what this version writes."""
+    """Return whether the stamp is above what this version writes."""
     return stamp_of(manifest) > INTERNAL_MANIFEST_SCHEMA_VERSION
 
 
@@ -87,7 +87,7 @@ def refuse_newer(manifest: LanceDataset) -> None:
 
 
 def is_half_migrated(manifest: LanceDataset) -> bool:
-    """Tell whether a migration from v1 died between its steps; reads and writes both still work."""
+    """Return whether a migration from v1 died between its steps; reads and writes still work."""
     return stamp_of(manifest) == _IMPLICIT and bool(_annotated(manifest))
 
 
@@ -95,7 +95,7 @@ def migrate_internal_schema(manifest: LanceDataset) -> LanceDataset:
     """Return `manifest` at the current stamp; runs on the driver at each open for writing.
 
     In the steady state this is one look at metadata that is loaded already. Each step is safe to
-    run again after a crash, and safe against other migrators (PROTOCOL 29).
+    run again after a crash, and safe against other migrators (rule 29).
 
     Raises:
         UnsupportedManifestVersion: a stamp that this version can't write.

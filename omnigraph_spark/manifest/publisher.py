@@ -1,8 +1,8 @@
 """One atomic publish of any number of tables: expectations, guards, compare-and-swap, retry.
 
-Runs on the driver, once per round of a write. The rules are PROTOCOL 3 to 10; what makes an
+Runs on the driver, once per round of a write. The rules are rule 3 to 10; what makes an
 expectation atomic is that the publish writes the unchanged `table` row (the guard) of each table
-that it depends on again, in the same merge (FACTS 22).
+that it depends on again, in the same merge (fact 22).
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published |
         return None
     try:
         version = _merge(manifest, to_arrow(new_rows))
-    except BaseException as error:  # a Rust panic is no Exception (FACTS 16)
+    except BaseException as error:  # a Rust panic is not an Exception (fact 16)
         if not isinstance(error, _MERGE_ERRORS) and not is_panic(error):
             raise
         if outcome_of(error) in (Outcome.CONFLICT, Outcome.UNKNOWN):
@@ -214,7 +214,7 @@ def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published |
 
 
 def _is_below(storage: Storage, request: Publish, manifest: LanceDataset, version: int) -> bool:
-    """Tell whether the publish landed below the newest version, which doesn't have it; undo that.
+    """Return whether the publish landed below the newest version, which doesn't have it; undo that.
 
     So it is where the process slept between Lance's look at the versions and its own: a cleanup has
     freed the number meanwhile. Nobody has read that version as the branch's head.
@@ -275,13 +275,13 @@ def _landed_all_the_same(
 
 
 def _check_after(storage: Storage, request: Publish) -> None:
-    """Look whether the branch that was published to is still there (PROTOCOL 23).
+    """Look whether the branch that was published to is still there (rule 23).
 
     The publish has landed: whatever fails here says nothing against it.
 
     Raises:
         PublishOutcomeUnknown: the branch was deleted, and perhaps made again, while the publish
-            ran; or nobody can tell.
+            ran; or the outcome is unknown.
     """
     try:
         _faults.point("publish.after_merge")
@@ -313,7 +313,7 @@ def _in_no_branch(storage: Storage, request: Publish) -> PublishOutcomeUnknown:
 
 
 def _merge(manifest: LanceDataset, rows: pa.Table) -> int:
-    """Merge rows by `object_id` in one commit and return the version it made (FACTS 21)."""
+    """Merge rows by `object_id` in one commit and return the version it made (fact 21)."""
     _faults.point("publish.sending")
     (
         manifest.merge_insert("object_id")
@@ -328,7 +328,7 @@ def _merge(manifest: LanceDataset, rows: pa.Table) -> int:
 
 
 def has_publish(rows: pa.Table, publish_id: str) -> bool:
-    """Tell whether a publish id is among the rows of versions and tombstones (PROTOCOL 3)."""
+    """Return whether a publish id is among the rows of versions and tombstones (rule 3)."""
     text = f'"publish_id":"{publish_id}"'
     if not _may_mention(rows["metadata"], text.encode()):
         return False
@@ -338,7 +338,7 @@ def has_publish(rows: pa.Table, publish_id: str) -> bool:
 
 
 def _may_mention(texts: pa.ChunkedArray, part: bytes) -> bool:
-    """Tell whether bytes are in the texts' memory, which may hold more than the texts themselves.
+    """Return whether bytes are in the texts' memory, which may hold more than the texts themselves.
 
     Ten times faster than looking at each of 10,000 texts, for what each publish asks of all the
     rows there are, and nearly always in vain.
@@ -400,7 +400,7 @@ def _rows(snapshot: Snapshot, request: Publish) -> list[ManifestRow]:
 def _check_visible(
     rows: pa.Table, new_rows: list[ManifestRow], request: Publish, version: int
 ) -> None:
-    """Refuse a publish that would be acknowledged and invisible (PROTOCOL 5)."""
+    """Refuse a publish that would be acknowledged and invisible (rule 5)."""
     added = to_arrow(new_rows)
     rows = rows.filter(pc.is_in(rows["table_key"], added["table_key"].unique()))
     kept = rows.filter(pc.invert(pc.is_in(rows["object_id"], added["object_id"])))
@@ -432,7 +432,7 @@ def txn_versions(rows: pa.Table, app_id: str) -> dict[str, int]:
 
 
 def is_published(storage: Storage, branch: str, txn: tuple[str, int]) -> bool:
-    """Tell whether a branch has a batch of an application, or a later one, on any table.
+    """Return whether a branch has a batch of an application, or a later one, on any table.
 
     Raises:
         GraphNotFoundError, BranchNotFoundError, StorageError: as the names say.
@@ -467,7 +467,7 @@ def _txn(metadata: str) -> tuple[str, int] | None:
 def check_txn(
     rows: pa.Table, txn: tuple[str, int], touched: frozenset[str], whole: bool = False
 ) -> bool:
-    """Tell whether every table of a write has this or a higher `txnVersion` of the application.
+    """Return whether every table of a write has this or a higher `txnVersion` of the application.
 
     With `whole` one table is enough: each batch of the application is one publish, and may be of
     other tables than the one before.

@@ -1,4 +1,4 @@
-"""The rows of `__manifest` as values, and their Arrow form (FORMAT, "`__manifest` rows")."""
+"""The rows of `__manifest` as values, and their Arrow form (format.md, "`__manifest` rows")."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class VersionRow:
     """A version of a table's dataset is published.
 
     `object_version` differs from `table_version` only in the rows that stand for skipped versions
-    (PROTOCOL 9).
+    (rule 9).
     """
 
     table_key: str

@@ -1,7 +1,7 @@
-"""The snapshot of a graph branch: a pure fold of the rows of its `__manifest` (seed 001).
+"""The snapshot of a graph branch: a pure fold of the rows of its `__manifest`.
 
 Per (`table_key`, `table_branch`) the highest `table_version` that no tombstone of the table covers;
-where an inherited and a branch-owned entry remain, the higher version wins (FORMAT).
+where an inherited and a branch-owned entry remain, the higher version wins (format.md).
 """
 
 from __future__ import annotations
@@ -125,11 +125,11 @@ def fold(rows: pa.Table, branch: str, graph_version: int) -> Snapshot:
     """Fold the rows of a manifest into its snapshot; pure, in Arrow, linear in the rows.
 
     Equal rows of one `object_id` count once (a publish through a handle from before the annotation
-    doubles them, PROTOCOL 29).
+    doubles them, rule 29).
 
     Raises:
         CorruptManifestError: contradictory rows of one `object_id`, a key that names no table, a
-            location outside the root, metadata that is no JSON object.
+            location outside the root, metadata that is not a JSON object.
         UnsupportedManifestVersion: a table key has several incarnations (newer engines).
     """
     rows = fit(rows)
@@ -141,7 +141,7 @@ def fold(rows: pa.Table, branch: str, graph_version: int) -> Snapshot:
     tombstones = highest_of(rows, TOMBSTONE)
     tables: dict[str, TableEntry] = {}
     # A damaged graph may lack a table's own row; where it lies follows from its name, and the next
-    # publish writes the row again, as its guard (PROTOCOL 8).
+    # publish writes the row again, as its guard (rule 8).
     for key in {*highest} - {*locations}:
         if layout.is_table_key(key):
             locations[key] = layout.table_location(key)
@@ -187,7 +187,7 @@ def _locations(rows: pa.Table) -> dict[str, str]:
                 found="several",
             )
         if not key.startswith((f"{layout.NODE}:", f"{layout.EDGE}:")):
-            raise CorruptManifestError(f"{key[:80]!r} in __manifest is no table key")
+            raise CorruptManifestError(f"{key[:80]!r} in __manifest is not a valid table key")
         locations[key] = location
     return locations
 
@@ -237,7 +237,7 @@ def _entry(row: Mapping[str, Any], locations: Mapping[str, str]) -> TableEntry:
     key = row["table_key"]
     if key not in locations:
         raise CorruptManifestError(
-            f"__manifest has a version of {key[:80]!r}, which is no table key",
+            f"__manifest has a version of {key[:80]!r}, which is not a valid table key",
             expected="node:Type or edge:Type",
         )
     return TableEntry(
@@ -257,7 +257,7 @@ def _metadata(text: str | None, object_id: str) -> dict[str, Any]:
         parsed = None
     if not isinstance(parsed, dict):
         raise CorruptManifestError(
-            f"The metadata of {object_id!r} in __manifest is no JSON object",
+            f"The metadata of {object_id!r} in __manifest is not a JSON object",
             found=repr((text or "")[:40]),
         )
     return parsed

@@ -74,7 +74,7 @@ def refuse_moved(storage: Storage, branch: str) -> None:
     """Refuse to write to a branch whose manifest names its parent's files in another place.
 
     Raises:
-        UnsupportedError: the graph was moved or copied, and the branch not repaired (DESIGN 7).
+        UnsupportedError: the graph was moved or copied, and the branch not repaired.
     """
     if relocation.needs_relocation(storage, layout.MANIFEST, branch):
         raise UnsupportedError(
@@ -85,7 +85,7 @@ def refuse_moved(storage: Storage, branch: str) -> None:
 
 
 def branch_identifier(main: LanceDataset, branch: str) -> str:
-    """Return what tells a branch from another one of the same name (PROTOCOL 23).
+    """Return what tells a branch from another one of the same name (rule 23).
 
     Raises:
         BranchNotFoundError: the graph has no such branch.
@@ -128,7 +128,7 @@ def fence(
                 max_retries=0,
             )
             return int(made.version)
-        except BaseException as error:  # a Rust panic is no Exception (FACTS 16)
+        except BaseException as error:  # a Rust panic is not an Exception (fact 16)
             if not isinstance(error, (OSError, ValueError, RuntimeError)) and not is_panic(error):
                 raise
             if outcome_of(error) not in (Outcome.CONFLICT, Outcome.UNKNOWN):
@@ -142,7 +142,7 @@ def fence(
 
 
 def is_fenced(storage: Storage, branch: str | None, above: int) -> bool:
-    """Tell whether a fence lies among the newest versions of a line, above a number of it.
+    """Return whether a fence lies among the newest versions of a line, above a number of it.
 
     Raises:
         StorageError: the store failed.

@@ -71,7 +71,7 @@ def pin(snapshot: Snapshot, key: str) -> tuple[str | None, int] | None:
 
 
 def frame_at(graph: OmniGraph, snapshot: Snapshot, key: str) -> DataFrame | None:
-    """Return a table of a snapshot, None where the snapshot hasn't got it."""
+    """Return a table of a snapshot, None where the snapshot doesn't have it."""
     if key not in snapshot.tables:
         return None
     return graph.table(key, branch=snapshot.branch, version=snapshot.graph_version)

@@ -64,8 +64,8 @@ def merge(
     """Merge the head of branch `source` into `options.branch`; what is there already stays.
 
     `resolution` says, for all tables or by table key, whose rows win where both changed one: `ours`
-    (the target's), `theirs` (the source's), or `fail`. Edges that would end nowhere, and doubled
-    ids under `fail` and `theirs`, are refused whatever it says.
+    (the target's), `theirs` (the source's), or `fail`. Edges that would be left dangling, and
+    doubled ids under `fail` and `theirs`, are refused whatever it says.
 
     Raises:
         IntegrityError: the merged graph would break a rule; nothing was published.
@@ -75,7 +75,8 @@ def merge(
         OptionError: a branch into itself, or a resolution of another name.
         UnsupportedError: no common commit, or no fast-forward where only that is wanted.
         SchemaMismatchError: the source's table has other columns than the target's.
-        ExpectedVersionMismatch: somebody published to the target meanwhile; nothing was published.
+        ExpectedVersionMismatch: another writer published to the target meanwhile; nothing was
+        published.
         PublishOutcomeUnknown, StorageError: as every write.
     """
     storage = Storage.at(options.path, options.storage)

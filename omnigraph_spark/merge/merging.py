@@ -79,11 +79,11 @@ class Sides:
 
     @property
     def fast_forward(self) -> bool:
-        """Tell whether the target is still where the source began."""
+        """Return whether the target is still where the source began."""
         return [one.graph_commit_id for one in self.base_commits] == [self.heads[1].graph_commit_id]
 
     def is_as_before(self, side: Snapshot, key: str) -> bool:
-        """Tell whether a side has a table at the version of every base."""
+        """Return whether a side has a table at the version of every base."""
         return all(pin(side, key) == pin(base, key) for base in self.bases)
 
     def changed(self) -> list[str]:
@@ -135,7 +135,7 @@ def resolver(resolution: str | Mapping[str, str]) -> Callable[[str], str]:
     """Return what gives the resolution of a table.
 
     Raises:
-        OptionError: a key that is no table key, or a resolution of another name.
+        OptionError: a key that is not a valid table key, or a resolution of another name.
     """
     by_key = {} if isinstance(resolution, str) else dict(resolution)
     otherwise = resolution if isinstance(resolution, str) else FAIL
@@ -144,7 +144,7 @@ def resolver(resolution: str | Mapping[str, str]) -> Callable[[str], str]:
     for one in (otherwise, *by_key.values()):
         if one not in (OURS, THEIRS, FAIL):
             raise OptionError(
-                f"{one[:40]!r} is no resolution", expected=f"{OURS}, {THEIRS} or {FAIL}"
+                f"{one[:40]!r} is not a resolution", expected=f"{OURS}, {THEIRS} or {FAIL}"
             )
     return lambda key: by_key.get(key, otherwise)
 
@@ -216,7 +216,7 @@ def _mark(sides: Sides) -> str | None:
 
 
 def sides_create(sides: Sides, key: str) -> bool:
-    """Tell whether a merge makes a table: the target hasn't got it."""
+    """Return whether a merge makes a table: the target doesn't have it."""
     return key not in sides.target.tables
 
 
@@ -274,7 +274,7 @@ class _Work:
         return [f"b{number}" for number in range(len(self.sides.bases))]
 
     def _is_same(self, key: str, side: str) -> bool:
-        """Tell whether a table holds the same rows as in every base."""
+        """Return whether a table holds the same rows as in every base."""
         sides = self.sides.of_table(key)
         bases = self._bases()
         if any(sides[name] is None for name in bases):
@@ -351,7 +351,8 @@ def publish(prepared: Prepared, options: WriteOptions) -> Committed:
     """Write what a merge decided in one commit, whose second parent is the source's head.
 
     Raises:
-        ExpectedVersionMismatch: somebody published to the target meanwhile; nothing was published.
+        ExpectedVersionMismatch: another writer published to the target meanwhile; nothing was
+        published.
         OmnigraphError: as every write.
     """
     end = time.monotonic() + options.commit_timeout_seconds

@@ -61,7 +61,8 @@ def restore(storage: Storage, options: WriteOptions, version: str) -> Committed:
     Raises:
         VersionNotFoundError: no such version, or a table version of it was cleaned up.
         OptionError: the commit or tag isn't on the branch's lineage.
-        ExpectedVersionMismatch: somebody published to the branch meanwhile; nothing was published.
+        ExpectedVersionMismatch: another writer published to the branch meanwhile; nothing was
+        published.
         SchemaMismatchError: rows to be copied no longer fit the table's columns.
         UnsupportedManifestVersion, RecoveryPendingError, UnsupportedError: the graph can't be
             written.

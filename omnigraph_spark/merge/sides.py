@@ -96,7 +96,7 @@ def _open(storage: Storage, entry: TableEntry) -> LanceDataset:
 
 
 def _are_alike(datasets: Any) -> bool:
-    """Tell whether the columns have the same field ids in all versions.
+    """Return whether the columns have the same field ids in all versions.
 
     Otherwise one file may hold other values: a column that was dropped and added again is null.
     """
@@ -219,7 +219,7 @@ def _offsets(addresses: pa.Array) -> Offsets:
 
 
 def _without_empty(rows: pa.RecordBatch, blobs: frozenset[str]) -> pa.RecordBatch:
-    """Return rows in which an empty blob that may be null is null (DESIGN 2, Types)."""
+    """Return rows in which an empty blob that may be null is null."""
     columns = [
         pc.if_else(pc.equal(pc.binary_length(one), 0), pa.scalar(None, one.type), one)
         if name in blobs

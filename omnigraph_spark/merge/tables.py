@@ -40,7 +40,7 @@ Rows = Mapping[str, pa.Table]
 class TableMerge:
     """One table of a merge, as plain data; `bases` are names of versions in `sides`.
 
-    A table that the target hasn't got is taken from the source as it is.
+    A table that the target doesn't have is taken from the source as it is.
     """
 
     table_key: str
@@ -102,7 +102,7 @@ class Outcome:
         self.conflicts.update(kind for _, kind, *_ in decided.conflicts)
 
     def is_written(self) -> bool:
-        """Tell whether the table gets a version; one that only settles has to be in a commit."""
+        """Return whether the table gets a version; one that only settles has to be in a commit."""
         return bool(self.taken or self.gone or self.settled)
 
 
@@ -161,7 +161,7 @@ def decided(storage: Storage, merge: TableMerge, rows: Rows) -> Decision:
 def _without_doubles(merge: TableMerge, target: LanceDataset, found: Decision) -> Decision:
     """Return a decision without ids of which the target holds more rows than were compared.
 
-    Those are doubled: a row of each is the same in all versions, and it can't be told which of them
+    Those are doubled: a row of each is the same in all versions, and it is unclear which of them
     is meant.
     """
     new = found.taken["id"].combine_chunks()

@@ -59,7 +59,7 @@ class Scan:
 
 
 class Query:
-    """A classic frame's plan, to be looked at and to be made anew with other scans.
+    """A classic frame's plan, to be looked at and to be created again with other scans.
 
     Attributes:
         scans: The omnigraph scans in it, those of subqueries included.
@@ -94,11 +94,11 @@ class Query:
 
     @property
     def is_bare(self) -> bool:
-        """Tell whether the frame is a scan and nothing else."""
+        """Return whether the frame is a scan and nothing else."""
         return _class(self._plan) == "DataSourceV2Relation"
 
     def is_cached(self) -> bool:
-        """Tell whether Spark would take a part of the query from its cache."""
+        """Return whether Spark would take a part of the query from its cache."""
         if self._session.sharedState().cacheManager().isEmpty():
             return False
         return "InMemoryRelation" in self._execution.withCachedData().toString()

@@ -87,7 +87,7 @@ class NarrowingFrame(ClassicDataFrame):
         return int(self.groupBy().count().collect()[0][0])
 
     def isEmpty(self) -> bool:
-        """Tell whether there are no rows; one row at most is read."""
+        """Return whether there are no rows; one row at most is read."""
         return not self.take(1)
 
     def take(self, num: int) -> list[Row]:

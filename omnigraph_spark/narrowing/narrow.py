@@ -120,7 +120,7 @@ def _narrowed(frame: DataFrame) -> tuple[DataFrame, list[ScanReport]]:
     from omnigraph_spark.narrowing.catalyst import Query
 
     if not isinstance(frame, ClassicDataFrame):
-        return _stays(frame, "it is no classic frame")
+        return _stays(frame, "it is not a classic frame")
     if frame.isStreaming:
         return _stays(frame, "it is a stream")
     query = Query(frame)

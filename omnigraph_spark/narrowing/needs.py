@@ -236,7 +236,7 @@ _KEEP_VALUES = _HAND_ON - {"Generate"}
 
 
 def _comes_from_a_leaf(side: Tree, key: int) -> bool:
-    """Tell whether all values of a column of a plan are values of one leaf's column of that id."""
+    """Return whether all values of a plan's column are values of one leaf's column of that id."""
     if not side.children:
         return any(attribute(one) == key for one in within(side.fields.get("output")))
     if side.kind in ("Project", "Aggregate"):

@@ -25,7 +25,7 @@ class Tree:
 
     @property
     def is_expression(self) -> bool:
-        """Tell whether it is one of Catalyst's expressions."""
+        """Return whether it is one of Catalyst's expressions."""
         return str(self.fields["class"]).startswith(_EXPRESSIONS)
 
     def inner(self) -> Iterator[Tree]:

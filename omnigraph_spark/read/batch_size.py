@@ -26,7 +26,7 @@ _MUCH_BYTES = 64.0
 """Stored bytes of a row from which on rows are looked at: fewer are hardly more than ids."""
 _SAMPLED_ROWS = 5
 _BLOB_ROWS = 16
-"""Blobs are no part of the data files, so that nothing tells their size before they are read."""
+"""Blobs are not part of the data files, so that nothing tells their size before they are read."""
 _IDS = ("id", "src", "dst")
 _ID_BYTES = 32.0
 LEAST_SHARE = 0.25

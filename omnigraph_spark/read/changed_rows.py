@@ -118,7 +118,7 @@ def _compare_doubled(
 def _surplus(
     rows: list[tuple[Any, ...]], others: Counter[tuple[Any, ...]], positions: Rows
 ) -> list[tuple[tuple[Any, ...], int]]:
-    """Return the rows (and positions) that the other side hasn't got as often."""
+    """Return the rows (and positions) that the other side doesn't have as often."""
     kept = []
     for row, position in zip(rows, positions, strict=True):
         if others[row]:

@@ -212,7 +212,7 @@ def _fragment(metadata: Any) -> _Fragment:
 def _different(
     before: _Side | None, after: _Side | None
 ) -> tuple[Sequence[_Fragment], Sequence[_Fragment]]:
-    """Return the fragments of each side that the other hasn't got."""
+    """Return the fragments of each side that the other doesn't have."""
     old = () if before is None else before.fragments
     new = () if after is None else after.fragments
     if before is None or after is None:
@@ -227,7 +227,7 @@ def _different(
 
 
 def _keeps_rows(change: Change, before: _Side | None, after: _Side) -> bool:
-    """Tell whether a publish that gave a table other files left all its rows as they were."""
+    """Return whether a publish that gave a table other files left all its rows as they were."""
     if change.mode is not None:
         return change.mode in _KEEP_ROWS
     if before is None or before.entry.table_branch != after.entry.table_branch:

@@ -1,8 +1,7 @@
 """Which of Spark's filters Lance can answer, and how they are said to it.
 
 A filter is pushed only if Lance gives exactly the rows that Spark gives; it is then returned to
-Spark as handled. Everything else is left to Spark, which costs time and never rows (FACTS 27;
-CASES C01, C02, C04, C06, C17 to C19, C21, C23 to C25). So:
+Spark as handled. Everything else is left to Spark, which costs time and never rows. So:
 
 - literals are cast to the column's Arrow type, and only those pushed that it holds exactly;
 - a negated filter says by itself that nulls are out;
@@ -11,7 +10,7 @@ CASES C01, C02, C04, C06, C17 to C19, C21, C23 to C25). So:
 - nested fields, names with a backtick, types such as binary, list, struct, float16 and nanoseconds,
   and very large predicates are left to Spark.
 
-Spark's filter classes exist from 4.1 on; they are told apart by name, so this module imports
+Spark's filter classes exist from 4.1 on; they are distinguished by name, so this module imports
 nothing of Spark. It runs on the driver, once per planned scan.
 """
 
@@ -27,7 +26,7 @@ from typing import Any
 import pyarrow as pa
 
 MAX_LITERALS = 20_000
-"""Literals that are pushed at most, over all filters of a scan (CASES C24)."""
+"""Literals that are pushed at most, over all filters of a scan."""
 MAX_FILTERS = 1_000
 """Filters that are pushed at most; each costs every task of the scan some planning."""
 MAX_TEXT = 1 << 20
@@ -94,7 +93,7 @@ def push(
 
 
 def names_one_of(one: Any, columns: Sequence[str]) -> bool:
-    """Tell whether a filter is on one of the columns, or on a field of one."""
+    """Return whether a filter is on one of the columns, or on a field of one."""
     path = getattr(_leaf(one)[0], "attribute", None)
     return isinstance(path, tuple) and bool(path) and path[0] in columns
 
@@ -281,7 +280,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def comparable(kind: pa.DataType) -> bool:
-    """Tell whether Lance and Spark order and equate all values of a type alike."""
+    """Return whether Lance and Spark order and equate all values of a type alike."""
     return bool(
         _is_text(kind)
         or pa.types.is_boolean(kind)

@@ -1,4 +1,4 @@
-"""The metadata frames (DESIGN 2) as Arrow tables: what a graph knows about itself; without Spark.
+"""The metadata frames as Arrow tables: what a graph knows about itself; without Spark.
 
 Each is made whole, on one executor, when its frame is read. `tables`, `files`, `indexes` and
 `history` are those of the pinned snapshot; `refs` and `runs` tell how things are when they are
@@ -131,7 +131,7 @@ def _tables(storage: Storage, snapshot: Snapshot) -> Iterator[dict[str, Any]]:
 def _history(storage: Storage, snapshot: Snapshot) -> Iterator[dict[str, Any]]:
     """Yield the commits up to the snapshot, newest first, with what their version rows tell.
 
-    Publishes that have no row in the lineage yet are told like the others (PROTOCOL 30).
+    Publishes that have no row in the lineage yet are told like the others (rule 30).
     """
     lineage = commits.complete(storage, snapshot.branch, snapshot.graph_version)
     told = read_notes(storage, snapshot)

@@ -176,7 +176,7 @@ def _partition(group: Iterable[tuple[TableEntry, str, _Piece]]) -> Partition:
 
 
 def index_answers(dataset: LanceDataset, where: str) -> bool:
-    """Tell whether Lance asks an index for the rows of a filter; on the driver, reads no rows.
+    """Return whether Lance asks an index for the rows of a filter; on the driver, reads no rows.
 
     Raises:
         StorageError: the store failed.
@@ -260,7 +260,7 @@ _open: OrderedDict[tuple[object, ...], LanceDataset] = OrderedDict()
 def opened(storage: Storage, scan: Scan) -> LanceDataset:
     """Return the scan's dataset version, opened once per process; on executors.
 
-    The key holds the process id, since Lance's threads don't survive a fork (CASES C43), and the
+    The key holds the process id, since Lance's threads don't survive a fork, and the
     scan's token, since a graph may be deleted and made again at the same place.
 
     Raises:
@@ -281,7 +281,7 @@ def fragments_of(dataset: LanceDataset, scan: Scan) -> list[LanceFragment]:
     """Return the fragments of a scan.
 
     Raises:
-        StorageError: the dataset hasn't got one of them.
+        StorageError: the dataset doesn't have one of them.
     """
     found = [dataset.get_fragment(number) for number in scan.fragments]
     there = [fragment for fragment in found if fragment is not None]

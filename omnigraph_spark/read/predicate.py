@@ -127,7 +127,7 @@ def parse(text: str) -> Node:
     """Return what a predicate says.
 
     Raises:
-        OptionError: it is no predicate, or says something that Lance may answer otherwise.
+        OptionError: it is not a predicate, or says something that Lance may answer otherwise.
     """
     return _Parser(text).whole()
 
@@ -155,9 +155,9 @@ def refused(why: str, found: str) -> OptionError:
 
 
 def malformed(text: str, where: str) -> OptionError:
-    """Return the refusal of text that is no predicate."""
+    """Return the refusal of text that is not a predicate."""
     return OptionError(
-        "Option filter is no predicate",
+        "Option filter is not a predicate",
         expected="a condition such as age > 30 AND name = 'ann', odd names in backticks",
         found=f"{where} in {text[:120]!r}",
     )
@@ -253,7 +253,7 @@ class _Parser:
         if operand.kind in ("bool", "null") and self._peek() != "is":
             return Always(operand.value)
         self._refuse_computed()
-        raise malformed(self._text, "a value that is no condition")
+        raise malformed(self._text, "a value that is not a condition")
 
     def _in(self, left: Column | Literal) -> Node:
         column = _column(left, "IN")
@@ -318,7 +318,7 @@ class _Parser:
         return found
 
     def _is_typed(self) -> bool:
-        """Tell whether a text comes next: `DATE '…'`."""
+        """Return whether a text comes next: `DATE '…'`."""
         return self._at + 1 < len(self._tokens) and self._tokens[self._at + 1][0] == "text"
 
     def _literal(self) -> Literal:

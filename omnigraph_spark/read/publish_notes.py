@@ -1,6 +1,6 @@
 """What the version rows of `__manifest` tell of the publishes that made them; without Spark.
 
-This connector's publishes leave their id, row counts and user metadata in the rows (DESIGN 5). The
+This connector's publishes leave their id, row counts and user metadata in the rows. The
 engine leaves none, but its `__manifest` has stable row ids, and each row knows the version that
 wrote it: so its history at least says which tables changed.
 """

@@ -42,7 +42,7 @@ def named_columns(text: str) -> set[str]:
     """Return the names of the columns that a predicate looks at, as it has them.
 
     Raises:
-        OptionError: it is no predicate, or says something that Lance may answer otherwise.
+        OptionError: it is not a predicate, or says something that Lance may answer otherwise.
     """
     return predicate.columns(predicate.parse(text))
 
@@ -59,7 +59,7 @@ def predicates(
             whole-graph frame a table that lacks a column has null there.
 
     Raises:
-        OptionError: it is no predicate, names a column that no table has, or says something that
+        OptionError: it is not a predicate, names a column that no table has, or says something that
             Lance may answer otherwise; the text says why.
     """
     node = predicate.parse(text)
@@ -197,7 +197,7 @@ def _unfit(field: pa.Field, found: str) -> OptionError:
 
 
 def _orders(kind: pa.DataType) -> bool:
-    """Tell whether two columns of a type can be compared with each other."""
+    """Return whether two columns of a type can be compared with each other."""
     return bool(
         pt.is_integer(kind)
         or pt.is_string(kind)
@@ -211,7 +211,7 @@ def _tested(leaf: Leaf, field: pa.Field, wanted: bool) -> Predicate:
     """Return a comparison of a column with a literal."""
     if leaf.name == "IsTrue":
         if not pt.is_boolean(field.type):
-            raise predicate.malformed(field.name, f"column {field.name}, which is no condition,")
+            raise predicate.malformed(field.name, f"column {field.name}, which is not a condition,")
         return _said("EqualTo", True, field, wanted)
     if leaf.name == "Like":
         return _like(leaf.value, field, wanted)

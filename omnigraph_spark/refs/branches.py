@@ -1,8 +1,8 @@
-"""Make and delete graph branches (PROTOCOL 21 to 23); runs on the driver, once per call.
+"""Make and delete graph branches (rules 21 to 23); runs on the driver, once per call.
 
 A graph branch is a Lance branch of `__manifest`, with one of `_graph_commits.lance` beside it;
-tables are forked later, at their first write (FORMAT, "Tree"). What makes a branch exist is its ref
-in `__manifest`: it is made last and removed first.
+tables are forked later, at their first write (format.md, "Tree"). What makes a branch exist is its
+ref in `__manifest`: it is made last and removed first.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from omnigraph_spark.storage.store import Storage
 
 _MOST_GRACES = 6
 _CREATOR_SECONDS = 1.0
-"""How long a folder without a ref may be somebody's who is about to write the ref."""
+"""How long a folder without a ref may belong to a creator that is about to write the ref."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def create_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
     """Make the graph branch `name` at a ref; tables are shared until they are written to.
 
     What a deleted branch of the same name left of its table forks is removed first: their version
-    numbers would overlap with the new ones (PROTOCOL 21). Once the ref is there, it is looked
+    numbers would overlap with the new ones (rule 21). Once the ref is there, it is looked
     whether what it names still is.
 
     Raises:
@@ -158,7 +158,7 @@ def ensure_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
 
 
 def has_branch(storage: Storage, name: str) -> bool:
-    """Tell whether the graph has a branch.
+    """Return whether the graph has a branch.
 
     Raises:
         GraphNotFoundError: no graph is there.
@@ -171,7 +171,7 @@ def _remove_leftovers(storage: Storage, name: str, snapshot: Snapshot) -> None:
     """Remove the forks that a deleted branch of this name left; not its `__manifest`, see `_clone`.
 
     Raises:
-        OptionError: somebody else made the branch meanwhile: those forks are no leftovers.
+        OptionError: another writer made the branch meanwhile: those forks are not leftovers.
     """
     names = _names(storage)
     for place in (layout.GRAPH_COMMITS, *refs.all_locations(storage, snapshot)):
@@ -190,7 +190,7 @@ def _names(storage: Storage) -> list[str]:
 
 
 def _is_made(storage: Storage, name: str, place: str) -> bool:
-    """Tell whether a branch whose fork is there is there, or is made meanwhile.
+    """Return whether a branch whose fork is there is there, or is made meanwhile.
 
     Who makes a branch makes that of the lineage first, and no other fork.
     """
@@ -200,7 +200,7 @@ def _is_made(storage: Storage, name: str, place: str) -> bool:
 
 
 def _mend_lineage(storage: Storage, name: str) -> None:
-    """Make the lineage of somebody else's branch again, if it was taken for left over meanwhile."""
+    """Make the lineage of another writer's branch again, if it was removed as a leftover."""
     if not forks.is_listed_soon(storage, layout.MANIFEST, name, _CREATOR_SECONDS):
         return  # no branch: who makes it next removes what there is
     whole = storage.has_dataset(layout.GRAPH_COMMITS, name)
@@ -218,7 +218,7 @@ def _mend_lineage(storage: Storage, name: str) -> None:
 def _remove_forks(
     storage: Storage, name: str, identifier: str | None, places: Iterable[str]
 ) -> bool:
-    """Remove forks of a branch, `__manifest` first; tell whether there was something.
+    """Remove forks of a branch, `__manifest` first; return whether there was something.
 
     What is removed is looked at before the branch's ref goes: who makes a branch of the name
     afterwards makes forks of its own.
@@ -257,8 +257,8 @@ def _all_places(storage: Storage, snapshot: Snapshot | None) -> list[str]:
 def _lineage_at(storage: Storage, ref: Resolved) -> int | None:
     """Return the newest version of a branch's lineage without commits above a ref (None: newest).
 
-    A branch made in the past would otherwise inherit rows of publishes that it hasn't got. Versions
-    of the log only ever add rows, so the last fitting one is found by halves.
+    A branch made in the past would otherwise inherit rows of publishes that it doesn't have.
+    Versions of the log only ever add rows, so the last fitting one is found by halves.
     """
     if ref.version is None or not storage.has_dataset(layout.GRAPH_COMMITS, ref.branch):
         return None
@@ -285,7 +285,7 @@ def _clone(storage: Storage, location: str, name: str, at: tuple[str, int | None
     """Make the Lance branch of `__manifest` or of the lineage.
 
     Raises:
-        OptionError: somebody else made it at the same time.
+        OptionError: another writer made it at the same time.
         StorageError: the store failed, or a folder without a ref is there that isn't a mere clone.
     """
     try:
@@ -295,7 +295,7 @@ def _clone(storage: Storage, location: str, name: str, at: tuple[str, int | None
     if forks.is_there(storage, location, name):
         if forks.is_listed_soon(storage, location, name, _CREATOR_SECONDS):
             raise _taken(name)
-        # A creator died between the clone and its ref (PROTOCOL 22).
+        # A creator died between the clone and its ref (rule 22).
         forks.remove_dead_fork(storage, location, name)
     try:
         with translated(f"Making branch {name} of {location}"):
@@ -319,7 +319,7 @@ def delete_branch(storage: Storage, name: str, grace_seconds: float = 10.0) -> N
     """Delete a graph branch and its table forks; other branches and `main` keep all they have.
 
     A closing mark is published first (all guards again), so that a writer that is about to publish
-    loses; writers that are committing are waited for (PROTOCOL 23). What is half made or half
+    loses; writers that are committing are waited for (rule 23). What is half made or half
     deleted is deleted without; only the branch that is there now is, none of that name that another
     makes meanwhile.
 
@@ -393,7 +393,7 @@ def _head_of(storage: Storage, name: str) -> Snapshot | None:
 
 
 def _refuse_needed(storage: Storage, name: str) -> None:
-    """Refuse to delete a branch that others descend from, or whose forks others pin (DESIGN 8)."""
+    """Refuse to delete a branch that others descend from, or whose forks others pin."""
     for branch in refs.list_branches(storage):
         if branch.parent == name:
             raise UnsupportedError(

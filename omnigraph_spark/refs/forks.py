@@ -1,7 +1,7 @@
 """Table forks: the Lance branch that a table gets at its first write on a graph branch.
 
-Until then the branch's snapshot points at the parent's version (FORMAT, "Tree"). Runs on the
-driver. The rules are PROTOCOL 21 and 22: a fork is used only if its ref file says that it began at
+Until then the branch's snapshot points at the parent's version (format.md, "Tree"). Runs on the
+driver. The rules are rule 21 and 22: a fork is used only if its ref file says that it began at
 the entry that the snapshot pins, and never one that Lance doesn't list.
 """
 
@@ -56,7 +56,7 @@ def ensure_new_table_fork(
     """Make a fork for a table that has no version on `branch`, and return the version it began at.
 
     A type made on a branch gets an empty, unpublished first version on the table's main line, then
-    the fork (DESIGN 5); what the fork inherits is overwritten by the commit that follows.
+    the fork; what the fork inherits is overwritten by the commit that follows.
 
     Raises:
         StorageError: the store failed, or the folder of the fork is taken.
@@ -179,7 +179,7 @@ def _try_create(main: LanceDataset, name: str, at: tuple[str, int]) -> None:
     """Ask Lance for the branch; whoever is second gets an error and looks again."""
     try:
         main.create_branch(name, at)
-    except BaseException as error:  # a Rust panic is no Exception (FACTS 16)
+    except BaseException as error:  # a Rust panic is not an Exception (fact 16)
         if not isinstance(error, (OSError, ValueError, RuntimeError)) and not is_panic(error):
             raise
 
@@ -215,7 +215,7 @@ def remove_dead_fork(storage: Storage, location: str, name: str) -> None:
 
 
 def is_there(storage: Storage, location: str, name: str) -> bool:
-    """Tell whether there is anything of a fork: its ref, or a version in its folder.
+    """Return whether there is anything of a fork: its ref, or a version in its folder.
 
     Raises:
         StorageError: the store failed.
@@ -225,7 +225,7 @@ def is_there(storage: Storage, location: str, name: str) -> bool:
 
 
 def is_listed_soon(storage: Storage, location: str, name: str, seconds: float) -> bool:
-    """Tell whether Lance lists a fork, now or within a while: its ref is written last.
+    """Return whether Lance lists a fork, now or within a while: its ref is written last.
 
     Raises:
         StorageError: the store failed.
@@ -253,7 +253,7 @@ class Fork:
 
     @property
     def exists(self) -> bool:
-        """Tell whether there was anything of it."""
+        """Return whether there was anything of it."""
         return self.identifier is not None or bool(self.files)
 
     def newest(self) -> datetime | None:
@@ -264,8 +264,8 @@ class Fork:
 def judged(storage: Storage, location: str, name: str, keep: Iterable[str] = ()) -> Fork:
     """Return what there is of a fork now, for `remove_fork`.
 
-    `keep` are graph branches that stay: the folder of `a/b` lies in that of `a`, and while somebody
-    makes the fork `a/b` no ref names it yet.
+    `keep` are graph branches that stay: the folder of `a/b` lies in that of `a`, and while another
+    writer makes the fork `a/b` no ref names it yet.
 
     Raises:
         StorageError: the store failed.

@@ -65,7 +65,7 @@ def merge_bases(storage: Storage, source: Commit, target: Commit) -> list[Commit
         # With an older base, what one side has undone since would come back unnoticed.
         raise UnsupportedError(
             f"{source.branch} and {target.branch} both merged commit {lost[0]}, whose branch is "
-            "deleted: what they have changed since can't be told",
+            "deleted: what they changed since is unknown",
             expected="the newest common commit on a branch that is there",
             hint="Compare the two with OmniGraph.diff and write the rows that you want",
         )

@@ -1,7 +1,7 @@
 """Keep the schema files in step with tables whose columns come and go; on the driver.
 
 There is one schema for all branches, and the engine takes a property of it that a branch's table
-lacks for damage, while it ignores a column that the schema doesn't name (FACTS 47). So a property
+lacks for damage, while it ignores a column that the schema doesn't name (fact 47). So a property
 is named only once the newest version of the table on every branch has its column: after the publish
 that adds it, and no longer from before the publish that drops it. A write that dies in between
 leaves a column that the engine doesn't see, and nothing else: its rules are in `__manifest` too

@@ -1,7 +1,7 @@
 """What a ref means: a branch and one of its graph versions; on the driver, nothing is written.
 
 A ref is a branch (its head), a branch and a version on its lineage, a commit id, a tag, or a branch
-and a point in time (DESIGN 3 and 8). Graph versions count per branch; a branch's lineage below its
+and a point in time. Graph versions count per branch; a branch's lineage below its
 fork is its parent's.
 """
 
@@ -206,7 +206,7 @@ def check_pinned(storage: Storage, pinned: snapshot.Snapshot) -> None:
 
 
 def has_version(storage: Storage, location: str, branch: str | None, version: int) -> bool:
-    """Tell whether a version of a dataset's line has its manifest file; no data is read.
+    """Return whether a version of a dataset's line has its manifest file; no data is read.
 
     Raises:
         StorageError: the store failed.

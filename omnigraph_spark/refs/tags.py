@@ -1,7 +1,7 @@
 """Tags: names for graph versions that protect every table version they pin; on the driver.
 
 A tag of the graph is a Lance tag of `__manifest`, plus one on each table version of the tagged
-snapshot, so that no cleanup, not even the engine's, takes those away (DESIGN 8). The tag of
+snapshot, so that no cleanup, not even the engine's, takes those away. The tag of
 `__manifest` is made last and removed first: while it is there, all it needs is protected. The
 tables' tags carry the name and the tagged version, so that two that make one tag at the same time
 don't take each other's away.
@@ -145,7 +145,7 @@ def remove_leftovers(storage: Storage) -> None:
 def _check_name(storage: Storage, name: str) -> None:
     if not _NAME.match(name) or ".." in name or name.endswith((".", ".lock")):
         raise OptionError(
-            f"{name[:60]!r} is no tag name",
+            f"{name[:60]!r} is not a valid tag name",
             expected="letters, digits, '.', '-', '_'; at most 100, no '.' or '-' in front",
         )
     if _LIKE_A_VERSION.match(name):
@@ -176,13 +176,13 @@ def _tag_table(storage: Storage, entry: TableEntry, tag: str) -> None:
         with translated(f"Making the tag {tag} of {entry.table_key}"):
             main.tags.create(tag, (entry.table_branch, entry.table_version))
     except StorageError as error:
-        # The same tag of the same graph version: somebody makes it too, or died making it.
+        # The same tag of the same graph version: another writer makes it too, or died making it.
         if outcome_of(error.__cause__ or error) is not Outcome.CONFLICT:
             raise
 
 
 def _untag(storage: Storage, name: str, keep: Tag | None = None) -> bool:
-    """Remove the tables' tags of a graph tag, but those of `keep`; tell whether there were any."""
+    """Remove the tables' tags of a graph tag, except those of `keep`; say if there were any."""
     kept = _table_tag(name, keep.branch, keep.version) if keep else None
     removed = False
     for location in refs.all_locations(storage):

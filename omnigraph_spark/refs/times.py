@@ -21,7 +21,7 @@ _DATE_AND_TIME = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:")
 
 
 def is_like_time(text: str) -> bool:
-    """Tell whether the text of a ref is meant as a time: no tag has a colon."""
+    """Return whether the text of a ref is meant as a time: no tag has a colon."""
     return _DATE_AND_TIME.match(text.strip()) is not None
 
 

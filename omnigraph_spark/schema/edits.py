@@ -35,7 +35,7 @@ def add_properties(
 ) -> str:
     """Return `text` with the properties and rules that a type lacks at the end of its body.
 
-    A rule is left out if it names a property that the type hasn't got then, a type if the text
+    A rule is left out if it names a property that the type doesn't have then, a type if the text
     doesn't have it: its table is unknown to the engine as a whole.
     """
     there = parse_pg(text).of_table(table_key)

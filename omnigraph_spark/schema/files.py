@@ -3,7 +3,7 @@
 `_schema.pg` is the truth, the two JSON files are made from it. So it is written first and the state
 file, which vouches for the IR, last. A crash between leaves a graph that we read and write as
 usual, since we go by `_schema.pg`, and that the engine refuses until the next `add_types` or
-`repair` has made the JSON files again (DESIGN 5, "Schema files"). A `_schema.pg` that is missing,
+`repair` has made the JSON files again. A `_schema.pg` that is missing,
 empty or cut off is damage: writers refuse it, and nobody makes the JSON files from it. All
 functions run on the driver.
 """
@@ -88,7 +88,7 @@ def read_for_writing(storage: Storage, has_tables: bool, is_described: bool) -> 
     what = _damage(storage, text, has_tables, is_described)
     if what is not None:
         raise CorruptManifestError(
-            f"{layout.SCHEMA_PG} {what}: the rules of the graph can't be told from it",
+            f"{layout.SCHEMA_PG} {what}: the rules of the graph can't be distinguished from it",
             expected="the types of the graph's tables",
             hint=f"Nothing was written. `repair` makes the file again, from {layout.SCHEMA_IR} and"
             " what __manifest knows; or bring it back from a copy of the graph",
@@ -165,7 +165,7 @@ def _has_types(schema: EngineSchema | None) -> bool:
 
 
 def _lost_a_body(storage: Storage, schema: EngineSchema) -> bool:
-    """Tell whether the last edge is less than the JSON files say: it may be cut behind its ends."""
+    """Return whether the last edge is less than the JSON files say: it may be cut off."""
     last = list(schema.edges.values())[-1]
     if not {last.source, last.target} <= schema.nodes.keys():
         return True
@@ -194,7 +194,7 @@ def add_types(storage: Storage, new: EngineSchema, text: str | None = None) -> N
 
     Raises:
         SchemaMismatchError: a type of that name is there with another definition, an end of an edge
-            type is no node type, or two edge types differ in upper and lower case only.
+            type is not a node type, or two edge types differ in upper and lower case only.
         OptionError: a type name that the engine can't spell.
         CorruptManifestError: `_schema.pg` can't be read, or is missing, empty or cut off while the
             IR is there.
@@ -288,7 +288,7 @@ def _has_type(text: str | None, one: NodeType | EdgeType) -> bool:
 
 
 def agree(storage: Storage) -> bool:
-    """Tell whether the three files say the same; a graph without `_schema.pg` has nothing to say.
+    """Return whether the three files say the same; a graph without `_schema.pg` has nothing to say.
 
     Raises:
         CorruptManifestError: `_schema.pg` can't be read.
@@ -340,7 +340,7 @@ def types_to_add(there: EngineSchema, new: EngineSchema) -> list[NodeType | Edge
 
 
 def _agree(storage: Storage, text: str | None) -> bool:
-    """Tell whether the JSON files are there, vouch for each other, and hold what `text` says.
+    """Return whether the JSON files are there, vouch for each other, and hold what `text` says.
 
     Rules and annotations aren't compared: where we and the engine read one of them differently,
     its own files stay as they are.
@@ -385,7 +385,7 @@ def _check_edges(there: EngineSchema, added: list[NodeType | EdgeType]) -> None:
         for end in (one.source, one.target):
             if end not in nodes:
                 raise SchemaMismatchError(
-                    f"The end {end} of {one.table_key} is no node type of the graph",
+                    f"The end {end} of {one.table_key} is not a node type of the graph",
                     expected=", ".join(sorted(nodes)) or "a node type, made before or with it",
                 )
         other = spelled.setdefault(one.name.lower(), one.name)
@@ -415,4 +415,4 @@ def _text(storage: Storage, path: str) -> str | None:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CorruptManifestError(f"{path} is no UTF-8 text", found=str(error)) from error
+        raise CorruptManifestError(f"{path} is not UTF-8 text", found=str(error)) from error

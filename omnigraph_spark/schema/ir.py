@@ -1,8 +1,8 @@
 """The engine's two JSON files: `_schema.ir.json` and `__schema_state.json`.
 
-Pure functions over text (FORMAT, "The engine's schema files"). The IR is the schema with ids that
-are hashes of names; the state file holds its hash. Any two of the three files that disagree and
-the engine refuses the graph, so the IR is always made from the text of `_schema.pg`, in the
+Pure functions over text (format.md, "The engine's schema files"). The IR is the schema with ids
+that are hashes of names; the state file holds its hash. Any two of the three files that disagree
+and the engine refuses the graph, so the IR is always made from the text of `_schema.pg`, in the
 engine's own order: types and properties by name, rules by kind and columns, enum values sorted.
 """
 
@@ -74,7 +74,7 @@ def ir_hash(ir_text: str) -> str:
     """Return `sha256:` and the hash of the IR's compact JSON, keys in the file's order.
 
     Raises:
-        CorruptManifestError: the text is no JSON object.
+        CorruptManifestError: the text is not a JSON object.
     """
     compact = json.dumps(parsed(ir_text), ensure_ascii=False, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(compact.encode('utf-8')).hexdigest()}"
@@ -247,7 +247,7 @@ def _kept(existing: str | None) -> dict[str, Any]:
 
 
 def _unchanged(there: Any, fresh: Mapping[str, Any]) -> bool:
-    """Tell whether an entry that is there has the ids, ends, columns and key of a fresh one."""
+    """Return whether an entry that is there has the ids, ends, columns and key of a fresh one."""
     rules = ("annotations", "constraints", "implements", "cardinality")
     wanted = {key: value for key, value in fresh.items() if key not in rules}
     wanted["properties"] = [
@@ -262,7 +262,7 @@ def _keys(entry: Mapping[str, Any]) -> list[Any]:
 
 
 def _holds(there: Any, wanted: Any) -> bool:
-    """Tell whether a JSON object that is there says all that `wanted` says, or more."""
+    """Return whether a JSON object that is there says all that `wanted` says, or more."""
     if isinstance(wanted, dict):
         return isinstance(there, dict) and all(
             key in there and _holds(there[key], value) for key, value in wanted.items()
@@ -293,9 +293,11 @@ def parsed(text: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
-        raise CorruptManifestError("A schema file is no JSON", found=str(error)) from error
+        raise CorruptManifestError("A schema file is not JSON", found=str(error)) from error
     if not isinstance(document, dict):
-        raise CorruptManifestError("A schema file is no JSON object", found=type(document).__name__)
+        raise CorruptManifestError(
+            "A schema file is not a JSON object", found=type(document).__name__
+        )
     return document
 
 

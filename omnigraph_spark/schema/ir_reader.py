@@ -25,7 +25,7 @@ def parse_ir(ir_text: str) -> EngineSchema:
     """Return the schema that an IR of version 1 describes.
 
     Raises:
-        CorruptManifestError: it is no such IR.
+        CorruptManifestError: it is not such IR.
         UnsupportedError: it is of a newer engine.
     """
     document = parsed(ir_text)

@@ -1,7 +1,7 @@
 """The engine's schema as plain data: node and edge types, their properties and rules.
 
 Pure and Spark-free. `pg.py` reads and writes it as `_schema.pg`, `ir.py` as the JSON form. There is
-one schema for all branches of a graph (FORMAT, "The engine's schema files").
+one schema for all branches of a graph (format.md, "The engine's schema files").
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Property:
     annotations: tuple[Annotation, ...] = ()
 
     def arrow_field(self) -> pa.Field:
-        """Return the property's Arrow field in the table's dataset (FORMAT, "Tables")."""
+        """Return the property's Arrow field in the table's dataset (format.md, "Tables")."""
         return property_types.arrow_field(self.name, self.type)
 
     def constraints(self) -> tuple[Constraint, ...]:
@@ -192,7 +192,7 @@ def of_arrow(
 ) -> NodeType | EdgeType:
     """Return the engine's type of a table with this Arrow schema; pure, on the driver.
 
-    Columns that the engine can't type or name are left out and reported in `left_out` (DESIGN 2):
+    Columns that the engine can't type or name are left out and reported in `left_out`:
     the caller logs them and makes the table with `table_schema`, where they are nullable.
 
     Args:
@@ -204,7 +204,7 @@ def of_arrow(
 
     Raises:
         OptionError: a type name that the engine can't spell.
-        SchemaMismatchError: the key is no String column, or an edge type has no ends.
+        SchemaMismatchError: the key is not a String column, or an edge type has no ends.
     """
     kind, name = layout.split_table_key(table_key)
     check_type_name(name)
@@ -233,7 +233,7 @@ def of_arrow(
 def table_schema(schema: pa.Schema, engine_type: NodeType | EdgeType) -> pa.Schema:
     """Return the Arrow schema that a new table of `engine_type` gets, in the columns' order.
 
-    What the engine doesn't know must be nullable, since it writes rows without it (DESIGN 2); the
+    What the engine doesn't know must be nullable, since it writes rows without it; the
     key must not be.
     """
     left_out = {one.column for one in engine_type.left_out}
@@ -265,7 +265,7 @@ def check_type_name(name: str) -> None:
 
 
 def same_definition(one: NodeType | EdgeType, other: NodeType | EdgeType) -> bool:
-    """Tell whether two types hold the same: kind, key, ends, and properties with their types.
+    """Return whether two types hold the same: kind, key, ends, and properties with their types.
 
     Annotations, indices and other rules don't count: they say nothing about the table's columns,
     and a frame can't carry them.
@@ -376,7 +376,7 @@ def engine_type_of(column: pa.Field, carried: Mapping[str, EngineType]) -> Engin
 
 
 def _spellable(engine_type: EngineType) -> bool:
-    """Tell whether `_schema.pg` can spell a type: lists are of plain types only."""
+    """Return whether `_schema.pg` can spell a type: lists are of plain types only."""
     if not engine_type.list:
         return True
     plain = engine_type.vector_width() is None and engine_type.enum_values is None

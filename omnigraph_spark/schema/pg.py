@@ -1,4 +1,4 @@
-"""`_schema.pg`: the engine's schema as text (FORMAT, "The engine's schema files").
+"""`_schema.pg`: the engine's schema as text (format.md, "The engine's schema files").
 
 `parse_pg` reads what the engine reads, comments, interfaces and annotations included; `render_pg`
 writes types that are appended to a file. Pure functions over strings.
@@ -72,7 +72,7 @@ def render_schema(schema: EngineSchema) -> str:
 
 
 def is_cut(text: str) -> bool:
-    """Tell whether a text that can't be read ends in the middle of a declaration: the rest is lost.
+    """Return whether a text that can't be read ends inside a declaration: the rest is lost.
 
     False for a text that can be read, and for one with something unknown before its last line.
     """
@@ -111,7 +111,7 @@ class Parser:
         return EngineSchema(nodes, self._edges, self._interfaces)
 
     def is_at_the_end(self) -> bool:
-        """Tell whether what couldn't be read is in the last line, and nothing closes it."""
+        """Return whether what couldn't be read is in the last line, and nothing closes it."""
         rest = self._text[self._at :]
         return "\n" not in rest.rstrip() and "}" not in rest
 

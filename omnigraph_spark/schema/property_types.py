@@ -1,4 +1,4 @@
-"""The engine's property types, as text and as Arrow types (FORMAT, "Tables").
+"""The engine's property types, as text and as Arrow types (format.md, "Tables").
 
 One vocabulary for `_schema.pg`, the `types` option and the types that ride in field metadata:
 `String`, `I32?`, `[String]`, `Vector(4)`, `enum(draft, active)`. Pure functions without Spark;
@@ -106,13 +106,13 @@ def _scalar(body: str, text: str) -> tuple[str, tuple[str, ...] | None]:
     elif body in _PLAIN or body == "Blob":
         return body, None
     raise OptionError(
-        f"{text!r} is no property type",
+        f"{text!r} is not a property type",
         expected=f"{', '.join(_PLAIN)}, Blob, Vector(n), enum(a, b) or [T]; then ? for nullable",
     )
 
 
 def to_arrow(engine_type: EngineType) -> pa.DataType:
-    """Return the Arrow type that the engine stores a property as (FORMAT, "Tables").
+    """Return the Arrow type that the engine stores a property as (format.md, "Tables").
 
     Raises:
         SchemaMismatchError: a list of blobs, which no table can hold.
@@ -136,7 +136,7 @@ def arrow_field(name: str, engine_type: EngineType) -> pa.Field:
 def of_field(field: pa.Field) -> EngineType | None:
     """Return the engine's type of a stored column, or None where the engine has none for it.
 
-    An enum can't be told from a String here: its values are in the schema files only.
+    An enum can't be distinguished from a String here: its values are in the schema files only.
     """
     if is_blob(field):
         return EngineType("Blob", nullable=field.nullable)
@@ -154,12 +154,12 @@ def _vector_text(arrow: pa.DataType) -> str | None:
 
 
 def can_name(name: str) -> bool:
-    """Tell whether `_schema.pg` can spell a property's name (others the engine never sees)."""
+    """Return whether `_schema.pg` can spell a property's name (others the engine never sees)."""
     return bool(_NAME.match(name))
 
 
 def is_blob(field: pa.Field) -> bool:
-    """Tell whether a stored column is one of Lance's blobs, of the present or the older kind.
+    """Return whether a stored column is one of Lance's blobs, of the present or the older kind.
 
     The extension is seen as such only once Lance is imported; before, its name is in the metadata.
     """

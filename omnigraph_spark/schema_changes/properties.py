@@ -209,7 +209,7 @@ def _check_free(storage: Storage, plan: WritePlan, target: TableTarget, name: st
         raise SchemaMismatchError(
             f"{key} has no property {name}"
             if name not in target.schema.names
-            else f"{name} of {key} {'is its key' if is_key else 'is no property'}, and has to stay",
+            else f"{name} of {key} {'is its key' if is_key else 'is not a property'} and must stay",
             expected=f"one of {', '.join(free)[:300]}",
             found=name,
             table_key=key,
@@ -309,7 +309,7 @@ def add_table(
     Raises:
         OptionError: the table is there, or its name, columns or options say nothing that can be.
         SchemaMismatchError: a column that no table can have.
-        ExpectedVersionMismatch: somebody else made it meanwhile.
+        ExpectedVersionMismatch: another writer made it meanwhile.
         CommitTimeoutError, PublishOutcomeUnknown, StorageError: as a write.
     """
     kind, _ = layout.split_table_key(table)
@@ -337,7 +337,7 @@ def drop_table(storage: Storage, options: WriteOptions, tables: Iterable[str]) -
     Raises:
         TableNotFoundError: no such table.
         IntegrityError: an edge table ends at one of them and isn't dropped with it.
-        ExpectedVersionMismatch: somebody wrote to one of them meanwhile; nothing was dropped.
+        ExpectedVersionMismatch: another writer wrote to one of them meanwhile; nothing was dropped.
         CommitTimeoutError, PublishOutcomeUnknown, StorageError: as a write.
     """
     snapshot = head(storage, options)

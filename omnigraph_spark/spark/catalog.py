@@ -1,7 +1,7 @@
 """Bind catalog tables of Spark SQL to a graph, through the metadata of their fields.
 
 After CREATE TABLE Spark hands a Python source no options any more; what survives is the metadata of
-the fields that `schema()` returned (FACTS 1). So each field of a catalog table carries the options
+the fields that `schema()` returned (fact 1). So each field of a catalog table carries the options
 of CREATE TABLE, without secrets (`field_metadata.bind`). Here is what may be bound, and what may be
 read and written through a binding. All of it runs on the driver and changes nothing.
 """
@@ -34,7 +34,7 @@ _EXAMPLE = (
 
 
 def is_create_table(options: Mapping[str, str]) -> bool:
-    """Tell whether `schema()` runs for CREATE TABLE: nothing else gives the option `provider`."""
+    """Return whether `schema()` runs for CREATE TABLE: nothing else gives the option `provider`."""
     return "provider" in {key.lower() for key in options}
 
 
@@ -181,7 +181,7 @@ def create_tables(
         bound = None if columns is None else field_metadata.bound_options(columns)
         if columns is not None and (bound is None or bound.get("path") != uri):
             raise OptionError(
-                f"{places[key]} is there already, and is no catalog table of this graph",
+                f"{places[key]} is there already, and is not a catalog table of this graph",
                 expected="a name that is free, or that this method made before",
                 hint="Give a prefix or another database; nothing was made",
             )
@@ -201,7 +201,7 @@ def _columns_there(spark: SparkSession, place: str) -> StructType | None:
 
 
 def _is_current(spark: SparkSession, there: StructType, wanted: Mapping[str, str]) -> bool:
-    """Tell whether a catalog table has the options and columns that it would be made with now."""
+    """Return whether a catalog table has the options and columns that it would be made with now."""
     bound = field_metadata.bound_options(there) or {}
     if bound != {key.lower(): value for key, value in wanted.items()}:
         return False

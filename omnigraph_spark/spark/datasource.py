@@ -26,7 +26,7 @@ class OmnigraphDataSource(DataSource):
     """Read and write OmniGraph graphs: the data source that Spark knows as `omnigraph`.
 
     Spark makes one per load and pickles it to the process of every scan: what is resolved in
-    `__init__` is what all actions on the DataFrame see (FACTS 2). It also makes one for each write,
+    `__init__` is what all actions on the DataFrame see (fact 2). It also makes one for each write,
     for CREATE TABLE, and, without options, for each scan of a catalog table.
     """
 
@@ -34,7 +34,7 @@ class OmnigraphDataSource(DataSource):
         """Pin the snapshot, if a path is given; on the driver, once per load.
 
         What goes wrong here is raised by `schema` and `reader`: a write may be what comes next, and
-        to it an absent graph is no error.
+        to it an absent graph is not an error.
         """
         super().__init__(options)
         self._load: Load | None = None

@@ -42,7 +42,7 @@ def parse_columns(text: str) -> StructType:
     """Return the columns that a DDL text names, nullable unless it says `NOT NULL`.
 
     Raises:
-        OptionError: the text is no column list, or has a type that a table can't have.
+        OptionError: the text is not a column list, or has a type that a table can't have.
     """
     parser = _Parser(text)
     fields = parser.fields(end=None)

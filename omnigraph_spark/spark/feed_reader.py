@@ -121,7 +121,7 @@ class FeedReader(DataSourceReader):
             known = own.get(asked.name)
             if known is None or not spark_types.same_type(known.dataType, asked.dataType):
                 raise SchemaMismatchError(
-                    "The schema asks for a column that the change feed hasn't",
+                    "The schema asks for a column that the change feed doesn't have",
                     expected=", ".join(f"{f.name} {f.dataType.simpleString()}" for f in whole),
                     found=f"{asked.name} {asked.dataType.simpleString()}",
                     column=asked.name,
@@ -148,7 +148,7 @@ class FeedReader(DataSourceReader):
             StorageError: a file is missing or damaged, or fewer rows came than the table has.
             SchemaMismatchError, CorruptManifestError: a stored value that the frame can't hold.
         """
-        # Spark makes InputPartition(None) of an empty list (FACTS 5); 4.0 makes None of it.
+        # Spark makes InputPartition(None) of an empty list (fact 5); 4.0 makes None of it.
         pieces: Partition = () if partition is None else partition.value or ()
         yield from self._pieces.read(pieces)
 
@@ -296,7 +296,7 @@ class MetadataReader(DataSourceReader):
             known = own.get(asked.name)
             if known is None or not spark_types.same_type(known.dataType, asked.dataType):
                 raise SchemaMismatchError(
-                    f"The schema asks for a column that metadata frame {kind} hasn't",
+                    f"The schema asks for a column that metadata frame {kind} doesn't have",
                     expected=", ".join(
                         f"{f.name} {f.dataType.simpleString()}" for f in own.values()
                     ),

@@ -1,8 +1,8 @@
 """What rides on the fields of Spark schemas, as JSON texts in their metadata.
 
-`omnigraph.type`: the stored type and the engine's rules of a column (DESIGN 2, Types).
-`omnigraph.read`: which version a frame was read from (FACTS 39). `omnigraph.table`: the binding of
-a catalog table (FACTS 1). `omnigraph.pack`, on `_table`: the tables of a whole-graph frame.
+`omnigraph.type`: the stored type and the engine's rules of a column.
+`omnigraph.read`: which version a frame was read from (fact 39). `omnigraph.table`: the binding of
+a catalog table (fact 1). `omnigraph.pack`, on `_table`: the tables of a whole-graph frame.
 `omnigraph.required`: a person said NOT NULL of a column, where Spark only infers it. All is used on
 the driver. None of it may hold a secret: Spark stores and shows field metadata.
 """
@@ -154,7 +154,7 @@ def _mark(plain: object) -> ReadMark | None:
 
 
 def bind(schema: StructType, options: Mapping[str, str]) -> StructType:
-    """Return the schema of a catalog table, with the options on every field (FACTS 1, cure).
+    """Return the schema of a catalog table, with the options on every field (fact 1).
 
     `id` also gets a VARCHAR mark that differs between bindings: Spark then always projects into the
     table's own types, so that its binding reaches the writer and not the query's. `options` must
@@ -187,7 +187,7 @@ def bound_options(schema: StructType) -> dict[str, str] | None:
 def bound_options_for_write(schema: StructType) -> dict[str, str] | None:
     """Return the options of the catalog table that an INSERT goes to, None where nothing is bound.
 
-    A binding counts only if every field carries the same one, complete and in order (DESIGN 7): a
+    A binding counts only if every field carries the same one, complete and in order: a
     frame that was derived from a bound table and is written elsewhere carries pieces of it.
 
     Raises:

@@ -1,7 +1,7 @@
 """What a frame's schema says of the tables that it is written to; on the driver, read-only.
 
 A table frame goes to the table that the option `table` names; a whole-graph frame to those of its
-definitions, else to those that the graph has (DESIGN 2).
+definitions, else to those that the graph has.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def plan_frames(options: WriteOptions, schemas: Mapping[str, StructType]) -> Wri
     """Plan one commit of many table frames, by table key.
 
     Raises:
-        OptionError: no frames, or a key that is no table key.
+        OptionError: no frames, or a key that is not a valid table key.
         OmnigraphError: as `plan_frame`.
     """
     if not schemas:
@@ -256,7 +256,7 @@ def _replacing(
     `columns` are the stored columns of each table by their names in the frame.
 
     Raises:
-        OptionError: it is no predicate, or says something that can't be answered as Spark does.
+        OptionError: it is not a predicate, or says something that can't be answered as Spark does.
     """
     if options.replace_where is None:
         return plan
@@ -439,7 +439,7 @@ def _own_frame(schema: StructType, owned: Mapping[str, str]) -> StructType:
 
 
 def _refuse_strangers(schema: StructType, owned: Mapping[str, Mapping[str, str]]) -> None:
-    """Refuse columns that belong to no table of the write, and a `_table` that is no text."""
+    """Refuse columns that belong to no table of the write, and a `_table` that is not text."""
     fed = {name for columns in owned.values() for name in columns}
     for field in schema.fields:
         if field.name == TABLE:

@@ -1,7 +1,7 @@
 """Which columns a frame has, and which stored column of which table each is read from.
 
 A table frame has the table's columns; a whole-graph frame has `_table` and the union of all tables'
-(DESIGN 2). Everything here runs on the driver: the schema once per load, the check of a schema that
+ Everything here runs on the driver: the schema once per load, the check of a schema that
 Spark hands back (a user's, or the one given before) once per planned scan.
 """
 
@@ -51,9 +51,9 @@ def read_schema(
     unknown = [name for name in options.columns or () if name not in fields]
     if unknown:
         raise OptionError(
-            f"Option columns names {', '.join(map(repr, unknown))}, which the frame hasn't",
+            f"Option columns names {', '.join(map(repr, unknown))}, which the frame doesn't have",
             expected=", ".join([*frame.all_names][:_SHOWN]),
-            hint="Names are told apart by case",
+            hint="Names are distinguished by case",
         )
     chosen = [fields[name] for name in options.columns or fields]
     chosen += [StructField(name, LongType(), False) for name in _metadata_columns(options)]
@@ -248,7 +248,7 @@ def _chosen(schema: pa.Schema, whole_graph: bool, wanted: Collection[str] | None
 def table_struct(
     key: str, fields: Iterable[pa.Field], engine: EngineSchema | None = None
 ) -> StructType:
-    """Return a table's frame; writes to edges and keyed nodes may leave `id` out (DESIGN 2).
+    """Return a table's frame; writes to edges and keyed nodes may leave `id` out.
 
     Raises:
         SchemaMismatchError: Spark has no type for a column.

@@ -1,4 +1,4 @@
-"""Whole-graph frames: one wide frame of all tables (DESIGN 2, The frames).
+"""Whole-graph frames: one wide frame of all tables.
 
 `_table`, `id`, `src`, `dst`, then the union of all properties by name. Where tables disagree on a
 property's type, each type gets a column `{property}__{type}`; so does a node's property that is
@@ -200,7 +200,7 @@ def properties(table: StructType, table_key: str) -> list[StructField]:
 
 
 def _is_taken(name: str, table_key: str, alone: bool) -> bool:
-    """Tell whether a whole-graph frame has a column of its own with a property's name."""
+    """Return whether a whole-graph frame has a column of its own with a property's name."""
     return name == TABLE or (name in _ENDS and not alone and not layout.is_edge(table_key))
 
 
@@ -279,7 +279,7 @@ def pack(
     ...              endpoints={"Knows": "Person -> Person"})  # doctest: +SKIP
 
     Raises:
-        OptionError: no frame, a key that is no table key, or malformed endpoints or keys.
+        OptionError: no frame, a key that is not a valid table key, or malformed endpoints or keys.
         SchemaMismatchError: columns that can't stand in a whole-graph frame, or a doubled column.
     """
     if not frames:
@@ -321,7 +321,7 @@ def schemas_of(frames: Mapping[str, DataFrame]) -> dict[str, StructType]:
         schema = getattr(frame, "schema", None)
         if not isinstance(name, str) or not isinstance(schema, StructType):
             raise OptionError(
-                f"What is to be written to {name!r} is no DataFrame",
+                f"What is to be written to {name!r} is not a DataFrame",
                 expected=_FRAMES,
                 found=type(frame).__name__ if isinstance(name, str) else type(name).__name__,
                 hint="Make one with spark.createDataFrame",
@@ -410,7 +410,7 @@ def unpack(frame: DataFrame) -> dict[str, DataFrame]:
     so cache that if it is costly. Evaluates nothing.
 
     Raises:
-        SchemaMismatchError: `frame` is no whole-graph frame, or has lost its definitions.
+        SchemaMismatchError: `frame` is not a whole-graph frame, or has lost its definitions.
     """
     from pyspark.sql import functions as sf
 

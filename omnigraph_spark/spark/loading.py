@@ -1,7 +1,7 @@
 """From the options of a load to one pinned snapshot, and from it to schemas and readers.
 
 A `Load` is plain data: it is pickled with the data source, so all scans of a DataFrame, and tasks
-that run again, see the same version of every table (DESIGN 7). All of it runs on the driver.
+that run again, see the same version of every table. All of it runs on the driver.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def resolve(raw: Mapping[str, str]) -> Load:
 
 
 def is_for_stream(raw: Mapping[str, str]) -> bool:
-    """Tell whether options are those of a streaming read, and of no other.
+    """Return whether options are those of a streaming read, and of no other.
 
     Such are a start without `readChangeFeed`, a change feed without a start, limits per batch.
     """
@@ -240,7 +240,8 @@ def catalog_reader(raw: Mapping[str, str], schema: StructType) -> DataSourceRead
     A table that its CREATE TABLE declared (option `schema`) has no rows until the first INSERT.
 
     Raises:
-        SchemaMismatchError: the graph's table hasn't got a column that the catalog table shows; the
+        SchemaMismatchError: the graph's table doesn't have a column that the catalog table shows;
+        the
             text has the statements that mend it.
         OmnigraphError: as `resolve`.
     """

@@ -33,7 +33,7 @@ def widened(
 
     Raises:
         SchemaMismatchError: a name or type that no table can have; the column is named.
-        OptionError: option `types` says something that is no type.
+        OptionError: option `types` says something that is not a type.
     """
     targets, properties = dict(plan.targets), {}
     for key, target in plan.targets.items():

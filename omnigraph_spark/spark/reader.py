@@ -84,7 +84,8 @@ class OmnigraphReader(DataSourceReader):
 
         Raises:
             TableNotFoundError: the snapshot has no such table.
-            SchemaMismatchError: the schema has a column that the frame hasn't, or of another type.
+            SchemaMismatchError: the schema has a column that the frame doesn't have, or of another
+            type.
             OptionError: the option `filter` isn't one that Lance answers as Spark's `where` does.
             StorageError: a table isn't there, or the store failed.
         """
@@ -160,7 +161,7 @@ class OmnigraphReader(DataSourceReader):
             StorageError: a file is missing or damaged, or fewer rows came than the table has.
             SchemaMismatchError, CorruptManifestError: a stored value that the frame can't hold.
         """
-        # Spark makes InputPartition(None) of an empty list (FACTS 5); 4.0 makes None of it.
+        # Spark makes InputPartition(None) of an empty list (fact 5); 4.0 makes None of it.
         scans: plan.Partition = () if partition is None else partition.value or ()
         left = self._limit
         for scan in scans:
@@ -253,7 +254,7 @@ class OmnigraphReader(DataSourceReader):
 
 
 class _PushFilters:
-    """The reader's `pushFilters`, in a shape that Spark takes whatever its setting is (FACTS 7).
+    """The reader's `pushFilters`, in a shape that Spark takes whatever its setting is (fact 7).
 
     Only there with the option `pushDownFilters`: Spark keeps what a push-down planned with the
     frame, and gives the frame's next use the rows of the last one (docs/push_down.md).

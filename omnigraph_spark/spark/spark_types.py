@@ -1,8 +1,8 @@
-"""Spark types for stored columns, and stored columns for new Spark columns (DESIGN 2, Types).
+"""Spark types for stored columns, and stored columns for new Spark columns.
 
 Runs on the driver, and in Spark's planning processes; executors use `arrow_read` and `arrow_write`,
 whose functions are exported here too. `arrow_schema` is our own derivation of the Arrow schema that
-pyspark expects of a reader: pyspark's is private and differs between versions (FACTS 13); a
+pyspark expects of a reader: pyspark's is private and differs between versions (fact 13); a
 contract test holds the two together.
 """
 
@@ -184,7 +184,7 @@ def arrow_type(spark: DataType, column: str) -> pa.DataType:
 
 
 def same_type(one: DataType, other: DataType) -> bool:
-    """Tell whether two Spark types differ at most in inner nullability and CHAR or VARCHAR."""
+    """Return whether two Spark types differ at most in inner nullability and CHAR or VARCHAR."""
     return one == other or relaxed(one) == relaxed(other)
 
 
@@ -239,10 +239,11 @@ def new_column(field: StructField, engine_type_text: str | None = None) -> pa.Fi
 
 
 def new_property(field: StructField, engine_type_text: str | None = None) -> NewColumn:
-    """Return how a column that the table doesn't have yet is stored (DESIGN 2, Types).
+    """Return how a column that the table doesn't have yet is stored.
 
     `engine_type_text` is what option `types` says of it, such as `Vector(4)` or `decimal(10, 2)`;
-    else the type that the column carries counts, if it still fits; else the one of DESIGN's table.
+    else the type that the column carries counts, if it still fits; else the one of the table in
+    docs/types.md.
     It may be null unless the text, the carried type or a column list says otherwise: that Spark
     calls a column not null says no more than how its values were computed.
 
@@ -250,7 +251,7 @@ def new_property(field: StructField, engine_type_text: str | None = None) -> New
         SchemaMismatchError: void or another type that can't be stored (an empty struct, or one with
             two fields of one name, at any depth), or one that doesn't go with `engine_type_text`;
             the message names the column.
-        OptionError: `engine_type_text` is no type.
+        OptionError: `engine_type_text` is not a type.
     """
     if _has_void(field.dataType):
         raise SchemaMismatchError(
@@ -371,7 +372,7 @@ def _typed(field: StructField, engine: EngineType, key: bool) -> NewColumn:
 
 
 def _default_type(spark: DataType, inside: bool = False) -> pa.DataType:
-    """Return what DESIGN's table has under "new column written as"; `inside` a list or struct."""
+    """Return what docs/types.md has under "new column written as"; `inside` a list or struct."""
     if isinstance(spark, BinaryType):
         return pa.binary() if inside else property_types.blob_type()
     if type(spark) in _NOTES:

@@ -316,7 +316,7 @@ def _check(schema: StructType, own: StructType) -> None:
         ours = known.get(one.name)
         if ours is None or not spark_types.same_type(ours.dataType, one.dataType):
             raise SchemaMismatchError(
-                f"The schema asks for column {one.name!r}, which the stream hasn't in that type",
+                f"The schema asks for {one.name!r}, which the stream doesn't have in that type",
                 expected=", ".join(f"{f.name} {f.dataType.simpleString()}" for f in own)[:600],
                 found=f"{one.name} {one.dataType.simpleString()}",
                 column=one.name,

@@ -1,7 +1,7 @@
 """Spark's side of a write: plan on the driver, stage in tasks, commit or abort on the driver.
 
 Spark makes the writer in one process, pickles it to the tasks, and to another process for `commit`
-or `abort` (FACTS 3): whatever these need is planned in the constructor or travels in the messages.
+or `abort` (fact 3): whatever these need is planned in the constructor or travels in the messages.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class OmnigraphWriter(DataSourceArrowWriter):
 
     @at_spark
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Clean up after a failed job; on the driver. Files go only if a task failed (DESIGN 5)."""
+        """Clean up after a failed job; on the driver. Files go only if a task failed."""
         ours = own_messages(messages)
         staged = [one for message in ours for one in message.staged()]
         plan = self._framed.plan

@@ -1,7 +1,7 @@
 """Lance datasets that only ever grow by small appends: the lineage, the runs, their actors.
 
 Many processes append at once, on the driver, outside of any lock. Left alone such a dataset grows
-quadratically on disk, since each version lists all fragments (FACTS 41); so every few versions the
+quadratically on disk, since each version lists all fragments (fact 41); so every few versions the
 process that made that version compacts it, and drops old versions where nobody can need them.
 """
 
@@ -109,7 +109,7 @@ def _scan(dataset: LanceDataset, columns: list[str], newest: int | None) -> pa.T
 
 
 def is_whole(storage: Storage, log: AppendLog, branch: str | None, version: int) -> bool:
-    """Tell whether all rows of one version of a log can be read."""
+    """Return whether all rows of one version of a log can be read."""
     try:
         dataset = storage.dataset(log.location, branch, version)
         with translated(f"Reading version {version} of {log.location}"):
@@ -177,7 +177,7 @@ def _append_once(
         if branch is not None:
             raise
         return create(storage, log, rows)
-    # The keys go before our first commit to a dataset of the engine (FORMAT, "Tree").
+    # The keys go before our first commit to a dataset of the engine (format.md, "Tree").
     if store.strip_auto_cleanup(dataset):
         dataset.checkout_latest()
     return lance.write_dataset(rows, dataset, mode="append")
@@ -196,7 +196,7 @@ def create(storage: Storage, log: AppendLog, rows: pa.Table) -> LanceDataset:
 
 
 def create_if_missing(storage: Storage, log: AppendLog, rows: pa.Table) -> None:
-    """Make a log with its first rows unless somebody has made it.
+    """Make a log with its first rows unless another writer has made it.
 
     Raises:
         StorageError: the store failed.
@@ -218,7 +218,7 @@ def keep_small(dataset: LanceDataset, name: str, branch: str | None = None) -> N
     """Compact a log if the version that was just made is one where that is due; never raises.
 
     Whoever made the version does it, so no two processes do the same. A conflict means that
-    somebody else is at it.
+    another writer is at it.
     """
     version = int(dataset.version)
     if version % COMPACT_EVERY:

@@ -1,8 +1,8 @@
 """What Lance's exceptions mean; the only place that reads their text.
 
 Lance raises ValueError, OSError, RuntimeError, its own CommitConflictError, and `PanicException` of
-pyo3, which is no `Exception` (FACTS 16). Commit paths need to know four things apart: it surely did
-not land, somebody else was first, nobody can tell, and it isn't there.
+pyo3, which is not an `Exception` (fact 16). Commit paths need to know four things apart: it surely
+did not land, another writer was first, the outcome is unknown, and it isn't there.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _UNKNOWN_COLUMN = re.compile(r"no field named|column \S+ does not exist", re.IGN
 class Outcome(Enum):
     """What an exception of a commit says about the commit."""
 
-    CONFLICT = "somebody else was first; nothing landed"
+    CONFLICT = "another writer was first; nothing landed"
     UNKNOWN = "it may have landed"
     NOT_FOUND = "what it names isn't there"
     FAILED = "it did not land"
@@ -101,7 +101,7 @@ class DatasetNotFoundError(StorageError):
 
 
 def is_panic(error: BaseException) -> bool:
-    """Tell whether `error` is a Rust panic that came through pyo3."""
+    """Return whether `error` is a Rust panic that came through pyo3."""
     return type(error).__name__ == "PanicException"
 
 
@@ -141,9 +141,9 @@ def refusal_of(error: BaseException) -> type[StorageError] | None:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Tell whether a store that is asked again may do what it didn't: it was busy, or out of reach.
+    """Return whether a store that is asked again may answer: it was busy, or out of reach.
 
-    Whether what it was asked for is done already, nobody can tell from such an error.
+    Whether what it was asked for is done already, the outcome is unknown from such an error.
     """
     text = str(error)
     status = _status(text)
@@ -163,7 +163,7 @@ def _first(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def is_unknown_column(error: BaseException) -> bool:
-    """Tell whether Lance refused a filter or projection for a column that the dataset hasn't."""
+    """Return whether Lance refused a filter or projection for a missing column."""
     return bool(_UNKNOWN_COLUMN.search(str(error)))
 
 
@@ -174,7 +174,7 @@ def typed(error: BaseException, what: str) -> OmnigraphError:
     found = first_sentence(str(error))
     if isinstance(error, ModuleNotFoundError):
         return StorageError(
-            f"{what} needs a package that this Python hasn't got",
+            f"{what} needs a package that this Python doesn't have",
             found=found,
             hint="Install pylance in the Python of the driver and of every executor",
         )
@@ -190,7 +190,7 @@ def typed(error: BaseException, what: str) -> OmnigraphError:
 
 _HINTS: dict[type[StorageError], str] = {
     CredentialsError: "Check the options storage.*, or the environment of the driver and of every "
-    "executor; keys that are valid for a while have to be given anew",
+    "executor; keys that are valid for a while have to be given again",
     PermissionDeniedError: "The graph's root must be listed, read and, for writes, written and "
     "deleted from by these credentials",
     BucketNotFoundError: "Check the spelling of the path, the endpoint and the region; make the "
@@ -211,7 +211,7 @@ def translated(what: str) -> Iterator[None]:
         yield
     except (OmnigraphError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
         raise
-    except BaseException as error:  # a Rust panic is no Exception (FACTS 16)
+    except BaseException as error:  # a Rust panic is not an Exception (fact 16)
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise typed(error, what) from _presentable(error)

@@ -1,6 +1,6 @@
 """Names and places of a graph on disk: table keys, dataset locations, manifest object ids.
 
-Pure functions over strings (FORMAT, "Tree" and "`__manifest` rows"); they run on the driver.
+Pure functions over strings (format.md, "Tree" and "`__manifest` rows"); they run on the driver.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RESERVED_BRANCH = re.compile(r"__run__|__schema_apply_lock__\Z")
 
 
 def fnv1a64(text: str) -> str:
-    """Return the 64-bit FNV-1a of `text` in UTF-8 as 16 lower-case hex digits (FORMAT, "Tree")."""
+    """Return the 64-bit FNV-1a of `text` in UTF-8 as 16 lower-case hex digits."""
     value = 0xCBF29CE484222325
     for byte in text.encode("utf-8"):
         value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
@@ -50,7 +50,7 @@ def fnv1a64(text: str) -> str:
 
 
 def fnv1a32(text: str) -> int:
-    """Return the 32-bit FNV-1a of `text` in UTF-8, 0 as 1 (FORMAT, "The engine's schema files")."""
+    """Return the 32-bit FNV-1a of `text` in UTF-8, 0 as 1."""
     value = 2166136261
     for byte in text.encode("utf-8"):
         value = ((value ^ byte) * 16777619) & 0xFFFFFFFF
@@ -71,7 +71,7 @@ def split_table_key(key: str) -> tuple[str, str]:
     kind, colon, name = key.partition(":")
     if not colon or kind not in _FOLDER:
         raise OptionError(
-            f"{_shown(key)} is no table key",
+            f"{_shown(key)} is not a valid table key",
             expected="node:Type or edge:Type",
             hint="For example node:Person or edge:Knows",
         )
@@ -80,13 +80,13 @@ def split_table_key(key: str) -> tuple[str, str]:
 
 
 def is_table_key(key: str) -> bool:
-    """Tell whether `key` has the form `node:Type` or `edge:Type`."""
+    """Return whether `key` has the form `node:Type` or `edge:Type`."""
     kind, colon, name = key.partition(":")
     return bool(colon) and kind in _FOLDER and _valid_type_name(name)
 
 
 def is_edge(key: str) -> bool:
-    """Tell whether a table key is that of an edge table."""
+    """Return whether a table key is that of an edge table."""
     return key.startswith(f"{EDGE}:")
 
 
@@ -102,7 +102,7 @@ def check_type_name(name: str) -> None:
     """
     if not _valid_type_name(name):
         raise OptionError(
-            f"{_shown(name)} is no type name",
+            f"{_shown(name)} is not a valid type name",
             expected=f"[A-Za-z_][A-Za-z0-9_]*, at most {_MAX_NAME} characters",
         )
 
@@ -137,7 +137,7 @@ def check_location(location: str | None, key: str) -> str:
 
 
 def version_object_id(key: str, version: int) -> str:
-    """Return the `object_id` of a `table_version` row (FORMAT, "`__manifest` rows")."""
+    """Return the `object_id` of a `table_version` row (format.md, "`__manifest` rows")."""
     return f"{key}${version:020d}"
 
 
@@ -161,7 +161,7 @@ def check_branch_name(name: str) -> str:
     )
     if not valid:
         raise OptionError(
-            f"{_shown(name)} is no branch name",
+            f"{_shown(name)} is not a valid branch name",
             expected=(
                 "letters, digits, '.', '-' and '_', in parts joined by '/', no part starting with"
                 f" '.', at most {_MAX_BRANCH} characters (a '/' counts five)"
@@ -184,7 +184,7 @@ def line(location: str, branch: str | None) -> str:
 
 
 def lance_branch(branch: str | None) -> str | None:
-    """Return Lance's name of a graph branch: None for `main` (FORMAT: `main` is never stored)."""
+    """Return Lance's name of a graph branch: None for `main`, which is never stored."""
     return None if branch is None or branch == MAIN else branch
 
 

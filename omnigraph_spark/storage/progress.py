@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 class Progress:
     """The steps of one call: `Progress("optimize", 3).step("node:Person is compacted")`.
 
-    `total` is how many steps are expected; more than that are no error.
+    `total` is how many steps are expected; more than that are not an error.
     """
 
     def __init__(self, title: str, total: int) -> None:

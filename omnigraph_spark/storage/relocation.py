@@ -1,7 +1,7 @@
 """Open a dataset for reading although its branch names its parent's files by an old path.
 
-A Lance branch keeps its parent's root in its manifest as the writer spelled it (FORMAT, "Tree";
-FACTS 26): after a move or a copy, or from another working directory, Lance opens other files than
+A Lance branch keeps its parent's root in its manifest as the writer spelled it (format.md, "Tree";
+fact 26): after a move or a copy, or from another working directory, Lance opens other files than
 the graph's own, or none. The paths on record are never trusted: where a base isn't exactly the root
 that the graph has now, the same fragments are put into an in-memory dataset whose bases are right.
 No file is written or changed.
@@ -62,10 +62,10 @@ def open_for_reading(
 
 
 def needs_relocation(storage: Storage, location: str, table_branch: str | None = None) -> bool:
-    """Tell whether a branch's newest manifest names roots that aren't the graph's (moved graph).
+    """Return whether a branch's newest manifest names roots that aren't the graph's (moved graph).
 
     Runs on the driver. Writers ask before they commit to a branch: Lance would write new versions
-    onto bases that it can't read (DESIGN 7).
+    onto bases that it can't read.
 
     Raises:
         DatasetNotFoundError: no such dataset or branch is there.
@@ -99,7 +99,8 @@ def bases(storage: Storage, location: str, branch: str) -> dict[int, tuple[str, 
 def parent_branches(storage: Storage, location: str, branch: str | None) -> list[str]:
     """Return a Lance branch's ancestors, nearest first, without the main line.
 
-    Read from `_refs/branches/{name}.json`, whose `parentBranch` is null for the main line (FORMAT).
+    Read from `_refs/branches/{name}.json`, whose `parentBranch` is null for the main line
+    (format.md).
 
     Raises:
         CorruptManifestError: a ref file isn't JSON of that shape, or the parents go in a circle.
@@ -131,10 +132,12 @@ def _parent_of(storage: Storage, location: str, branch: str) -> str | None:
         parent = json.loads(data).get("parentBranch")
     except (ValueError, AttributeError) as error:
         raise CorruptManifestError(
-            f"The ref file of branch {branch} is no JSON object", found=path
+            f"The ref file of branch {branch} is not a JSON object", found=path
         ) from error
     if parent is not None and not isinstance(parent, str):
-        raise CorruptManifestError(f"The parent of branch {branch} is no name", found=repr(parent))
+        raise CorruptManifestError(
+            f"The parent of branch {branch} is not a name", found=repr(parent)
+        )
     return layout.lance_branch(parent)
 
 
@@ -164,7 +167,7 @@ def _current_root(path: str, location: str, roots: Mapping[str, str]) -> str:
 def _rebased(
     dataset: LanceDataset, storage: Storage, bases: Mapping[int, str], own_root: str
 ) -> LanceDataset:
-    """Return an in-memory dataset of the same fragments with right bases (FACTS 26)."""
+    """Return an in-memory dataset of the same fragments with right bases (fact 26)."""
     import lance
 
     own_id = max(bases) + 1
@@ -174,9 +177,9 @@ def _rebased(
     ]
     raw = [fragment.metadata.to_json() for fragment in dataset.get_fragments()]
     # Only an Overwrite registers bases, but it numbers fragments from 0, takes none with deletions
-    # and starts row versions anew; a Merge takes fragments as they are, if their ids are there. Ids
-    # must stay, since a deletion file's name begins with its fragment's: fillers keep the places of
-    # gone fragments until a Delete removes them.
+    # and starts row versions again; a Merge takes fragments as they are, if their ids are there.
+    # Ids must stay, since a deletion file's name begins with its fragment's: fillers keep the
+    # places of gone fragments until a Delete removes them.
     numbered, fillers = _numbered(raw, own_id)
     schema = dataset.lance_schema
     steps: list[Any] = [lance.LanceOperation.Delete([], fillers, "true")] if fillers else []

@@ -82,7 +82,7 @@ class Storage:
         return cls(normalize_root(path), {k.lower(): v for k, v in (options or {}).items()})
 
     def is_local(self) -> bool:
-        """Tell whether the root is a folder of this machine."""
+        """Return whether the root is a folder of this machine."""
         return self.root.startswith("/")
 
     def uri(self, *parts: str) -> str:
@@ -132,10 +132,10 @@ class Storage:
 
         `lance.write_dataset(mode="create")` doesn't do: its Overwrite rebases, so that a slower
         creator replaces what a faster one, or anybody after it, has written. V2 manifest names,
-        data storage 2.2, no auto-cleanup (DESIGN 5, "Datasets").
+        data storage 2.2, no auto-cleanup.
 
         Raises:
-            StorageError: the store failed, or somebody else's dataset is there; its cause then is
+            StorageError: the store failed, or another writer's dataset is there; its cause then is
                 `Outcome.CONFLICT`. A data file of ours may be left, which no version names.
         """
         import lance
@@ -181,7 +181,7 @@ class Storage:
             )
 
     def has_dataset(self, location: str, branch: str | None = None) -> bool:
-        """Tell whether a dataset is at a location.
+        """Return whether a dataset is at a location.
 
         Raises:
             StorageError: the store failed; absence alone is False.
@@ -336,7 +336,7 @@ class Storage:
         return sorted(found, key=lambda info: info.path)
 
     def _is_absent(self) -> bool:
-        """Tell whether the root is a folder that isn't there: asking for it must not make it."""
+        """Return whether the root is a folder that isn't there: asking for it must not make it."""
         return self.is_local() and not os.path.isdir(self.root)
 
     def _objects(self) -> Any:
@@ -425,13 +425,13 @@ def newest_version(dataset_folder: str) -> int | None:
     """Return the newest version that is in a dataset's folder; None where only a listing can tell.
 
     The hint may be old or wrong (an older Lance writes none, a slow process writes it late, the
-    dataset was made anew), so it only says where to begin. The answer is a version whose successor
-    isn't there. That alone doesn't do: a cleanup may have taken the successor away and left newer
-    ones. So the folder must not have changed later than a second after this version was written:
-    whoever removes a version that was made within that second, and keeps one before and one after
-    it, is no cleanup (PROTOCOL 27). And its predecessor must be there: a process that slept over a
-    cleanup gives a number away again, far below the newest, and its hint is as new as its file.
-    Folders whose times say nothing are listed.
+    dataset was created again), so it only says where to begin. The answer is a version whose
+    successor isn't there. That alone doesn't do: a cleanup may have taken the successor away and
+    left newer ones. So the folder must not have changed later than a second after this version was
+    written: whoever removes a version that was made within that second, and keeps one before and
+    one after it, is not a cleanup (rule 27). And its predecessor must be there: a process that
+    slept over a cleanup gives a number away again, far below the newest, and its hint is as new as
+    its file. Folders whose times say nothing are listed.
     """
     folder = os.path.join(dataset_folder, "_versions")
     version = _hinted(folder)
@@ -481,7 +481,7 @@ def strip_auto_cleanup(dataset: LanceDataset) -> bool:
     """Remove the auto-cleanup keys in one commit; True if there were any.
 
     Runs on the driver. `dataset` then stands at the version made, which isn't the next one if
-    somebody committed in between (PROTOCOL 11): callers that need contiguity compare versions.
+    another writer committed in between (rule 11): callers that need contiguity compare versions.
 
     Raises:
         OSError, ValueError: from Lance, untranslated, since callers tell conflicts apart.
@@ -499,7 +499,7 @@ def keep_loaded_modules() -> None:
     Spark's workers collect garbage after every plan and every task. With the modules of PySpark,
     Arrow and Lance loaded that takes 30 ms of CPU each time, most of the cost of a small plan, and
     frees nothing: modules stay. Called when Lance has been loaded, on driver and executors; in a
-    process that isn't such a worker (its environment hasn't the mark) it does nothing.
+    process that isn't such a worker (its environment doesn't have the mark) it does nothing.
     """
     if "SPARK_REUSE_WORKER" in os.environ:
         gc.freeze()

@@ -193,8 +193,8 @@ def plan_write(
     """Plan a write of `tables`; runs on the driver once per write.
 
     Writes nothing, but that the branch is made (`branchFrom`) and that a table gets its fork where
-    the branch hasn't got it yet: tasks write their files into it. Both come last, when nothing else
-    is left to refuse.
+    the branch doesn't have it yet: tasks write their files into it. Both come last, when nothing
+    else is left to refuse.
 
     `tables` maps table keys to what is needed to create the table, None where it must exist.
     `read_versions` are the table versions that an overwrite's frame says it was read from, `reads`
@@ -404,7 +404,7 @@ def _new_types(
         for end in (one.source, one.target) if isinstance(one, EdgeType) else ():
             if layout.table_key(layout.NODE, end) not in known:
                 raise OptionError(
-                    f"The new edge table {one.table_key} ends at {end}, which is no node table",
+                    f"The new edge table {one.table_key} ends at {end}, which is not a node table",
                     expected=", ".join(sorted(k for k in known if not layout.is_edge(k))) or None,
                     hint="Write the node table first, or both in one frame (omnigraph_spark.pack)",
                 )
@@ -422,7 +422,7 @@ def _expected(
 
     Raises:
         ExpectedVersionMismatch: it doesn't hold already.
-        OptionError: `expectedTableVersions` names something that is no table key.
+        OptionError: `expectedTableVersions` names something that is not a valid table key.
     """
     expected: dict[str, int] = {}
     if options.mode == OVERWRITE and not options.last_writer_wins:
@@ -445,7 +445,8 @@ def _expected(
 def refuse_moved_on(storage: Storage, snapshot: Snapshot, expected: Mapping[str, int]) -> None:
     """Refuse where a table was changed since the version that is expected of it.
 
-    Maintenance changes no row; what it published since is no change. `snapshot` is a branch's head.
+    Maintenance changes no row; what it published since is not a change. `snapshot` is a branch's
+    head.
 
     Raises:
         ExpectedVersionMismatch: a table was changed.

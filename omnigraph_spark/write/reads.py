@@ -87,7 +87,7 @@ def edge_key(rows: pa.Table, key: str) -> tuple[str, ...]:
 
 
 def has_same_rows(rows: pa.Table, key: str, expected: int, published: int) -> bool:
-    """Tell whether a table's published version holds exactly the rows of an older one.
+    """Return whether a table's published version holds exactly the rows of an older one.
 
     So it is where nothing but maintenance was published in between: an expectation of the older
     version is met by the newer one. `rows` are those of the branch's `__manifest`.

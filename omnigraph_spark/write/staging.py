@@ -90,7 +90,7 @@ def by_write(found: Iterable[ObjectInfo]) -> dict[str, list[ObjectInfo]]:
 
 
 def has_messages(inside: Iterable[ObjectInfo]) -> bool:
-    """Tell whether there is more of a write than its record."""
+    """Return whether there is more of a write than its record."""
     return any(info.path.split("/")[-1] not in (PLANNED, RENEWED) for info in inside)
 
 

@@ -17,7 +17,7 @@ from tests.chaos.lab import Lab, Report
 def main(arguments: list[str] | None = None) -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--large", action="store_true", help="the large sizes of RELIABILITY")
+    parser.add_argument("--large", action="store_true", help="the large sizes")
     parser.add_argument("--seed", type=int, default=None, help="default: the time")
     parser.add_argument("--only", action="append", help="a scenario's name; may be repeated")
     parser.add_argument("--minutes", type=float, default=None, help="length of the soak")

@@ -69,11 +69,11 @@ class Child:
         return self._process.is_alive()
 
     def answered(self) -> bool:
-        """Tell whether the function has returned."""
+        """Return whether the function has returned."""
         return self._receive.poll(0)
 
     def kill(self) -> bool:
-        """Kill it now; tell whether it was still running."""
+        """Kill it now; return whether it was still running."""
         running = self.alive()
         if running:
             os.kill(self.pid, signal.SIGKILL)

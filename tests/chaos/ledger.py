@@ -1,7 +1,7 @@
 """What each writer process says of its writes, in a file of its own, fsynced line by line.
 
 A write is acknowledged, failed, or ambiguous: its process died before it heard, or was told that
-nobody can tell.
+the outcome is unknown.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ def _leave_gaps() -> None:
 
 
 def _no_rounds_check() -> None:
-    """The files of a write that somebody's recovery published aren't looked for, nor its own id."""
+    """The files of a write that writer's recovery published aren't looked for, nor its own id."""
     _no_own_id()
     _put(staged_files, are_published=lambda *_: False)
 
@@ -374,13 +374,13 @@ MUTATIONS: dict[str, Mutation] = {
     "orphans-adopted": Mutation("12", _adopt, orphans.orphans),
     "files-deleted": Mutation("19", _delete_files, ambiguity.twice_and_abort),
     "abort-deletes": Mutation("19", _abort_deletes, ambiguity.twice_and_abort),
-    "publish-before-commit": Mutation("DESIGN 5", _publish_first, _steps("K9")),
-    "expected-outside-retry": Mutation("DESIGN 5", _expect_once, ambiguity.expectations),
-    "no-crash-record": Mutation("DESIGN 5", _no_record, _steps("K7")),
+    "publish-before-commit": Mutation("rounds", _publish_first, _steps("K9")),
+    "expected-outside-retry": Mutation("rounds", _expect_once, ambiguity.expectations),
+    "no-crash-record": Mutation("rounds", _no_record, _steps("K7")),
     "record-without-roll-back": Mutation("24", _record_goes_first, tasks.dead_record),
     "foreign-record-ignored": Mutation("24", _ignore_foreign, orphans.sidecars),
     "annotation-set-blindly": Mutation("29", _annotate_blindly, migration.crashes),
-    "any-stamp": Mutation("seed 001", _any_stamp, migration.future_stamps),
+    "any-stamp": Mutation("stamps", _any_stamp, migration.future_stamps),
     "errors-after-publish": Mutation("4", _errors_after_publish, ambiguity.after_publish),
     "landed-not-looked-for": Mutation("4", _landed_not_looked_for, ambiguity.after_publish),
     "times-by-own-clock": Mutation("30", _own_clocks, ambiguity.clocks),

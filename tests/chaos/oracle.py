@@ -129,7 +129,7 @@ class Graph:
 
 
 def snapshot_of(found: list[dict[str, Any]]) -> dict[str, Pin]:
-    """Fold the rows of main's manifest: the highest version above the tombstones (FORMAT)."""
+    """Fold the rows of main's manifest: the highest version above the tombstones (format.md)."""
     places = {r["table_key"]: r["location"] for r in found if r["object_type"] == "table"}
     gone: dict[str, int] = {}
     for row in found:
@@ -352,7 +352,7 @@ def _check_lineage(verdict: Verdict, graph: Graph, history: _History) -> None:
         parent = commit
     for version in by_version:
         if version in history.versions:
-            verdict.add("O6", f"version {version} is no publish and has a lineage row")
+            verdict.add("O6", f"version {version} is not a publish and has a lineage row")
         else:
             verdict.add("O6", f"there is a lineage row of version {version}, which is not there")
 
@@ -384,7 +384,7 @@ def check_next_write(
 def check_heads(verdict: Verdict, root: str | Path) -> None:
     """O2 ahead of time: while nobody writes, a head holds what is published, or a record says why not.
 
-    The engine publishes with its next insert whatever is at a head (RELIABILITY F1), unless it finds
+    The engine publishes with its next insert whatever is at a head, unless it finds
     a crash record; so a head that is left ahead without one is a phantom to be.
     """
     if records(root):

@@ -57,7 +57,7 @@ class Chain(Step):
 
 @dataclass
 class Rival(Step):
-    """A whole write by somebody else."""
+    """A whole write by another writer."""
 
     setup: Setup = _NOBODY
     graph: str = ""
@@ -163,7 +163,7 @@ class Clock(Step):
 
 @dataclass
 class Optimizer(Step):
-    """Optimizes the graph, as somebody else."""
+    """Optimizes the graph, as another writer."""
 
     graph: str = ""
 

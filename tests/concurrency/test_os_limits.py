@@ -1,6 +1,6 @@
 """The operating system says no: nothing visible, the cause is named, it works afterwards.
 
-RELIABILITY 39. Each case runs in a process of its own, which gives up its rights or its resources.
+Each case runs in a process of its own, which gives up its rights or its resources.
 """
 
 from __future__ import annotations

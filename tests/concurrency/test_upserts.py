@@ -1,4 +1,4 @@
-"""Sixteen writers upsert one new key at once: one row is left, round after round (RELIABILITY 16).
+"""Sixteen writers upsert one new key at once: one row is left, round after round.
 
 `OMNIGRAPH_SPARK_UPSERT_ROUNDS` says how many rounds; 200 is the long run.
 """

@@ -1,4 +1,4 @@
-"""Real processes on one graph: nothing lost, doubled, torn or adopted (RELIABILITY 13 to 20)."""
+"""Real processes on one graph: nothing lost, doubled, torn or adopted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def graph(tmp_path: Path) -> Storage:
 
 
 def assert_sound(storage: Storage) -> None:
-    """O3, O5, O6 of RELIABILITY, and no leftovers."""
+    """O3, O5, O6, and no leftovers."""
     snapshot = load(storage)
     for key, entry in snapshot.tables.items():
         found = Counter(ids(storage, key))

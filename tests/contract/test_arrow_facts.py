@@ -1,4 +1,4 @@
-"""What pyspark, pyarrow and Lance do with Arrow types, where the product leans on it (FACTS)."""
+"""What pyspark, pyarrow and Lance do with Arrow types, where the product leans on it (docs/internals/facts.md)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ EVERY_TYPE = (
 
 
 def pyspark_schema(schema: T.StructType) -> pa.Schema:
-    """Return what pyspark compares a reader's batches with (FACTS 13: another signature in 4.0)."""
+    """Return what pyspark compares a reader's batches with (fact 13: another signature in 4.0)."""
     derive: Any = to_arrow_schema
     named = "timezone" in inspect.signature(derive).parameters
     return derive(schema, timezone="UTC") if named else derive(schema)
@@ -79,13 +79,13 @@ def test_a_new_column_that_is_read_back_has_the_schema_that_pyspark_derives(
 
 @pytest.mark.parametrize("arrow", [pa.date64(), pa.uint8(), pa.uint64(), pa.float16()])
 def test_pysparks_own_reading_of_arrow_types_refuses_some_of_ours(arrow: pa.DataType) -> None:
-    """FACTS 43: why spark_type is our own."""
+    """fact 43: why spark_type is our own."""
     with pytest.raises(Exception, match=r"UNSUPPORTED_DATA_TYPE_FOR_ARROW_CONVERSION"):
         from_arrow_type(arrow)
 
 
 def test_pyarrow_cuts_a_timestamp_to_midnight_when_it_casts_to_date64() -> None:
-    """FACTS 43: why exact_leaf goes by way of integers."""
+    """fact 43: why exact_leaf goes by way of integers."""
     noon = pa.array([43_200_000], pa.int64()).view(pa.timestamp("ms", "UTC"))
     assert noon.cast(pa.date64()).view(pa.int64()).to_pylist() == [0]
     assert cast.exact_leaf(noon, pa.date64()).view(pa.int64()).to_pylist() == [43_200_000]
@@ -124,7 +124,7 @@ def misaligned(values: list[Decimal]) -> pa.Array:
 
 
 def test_lance_panics_on_decimals_that_are_aligned_to_8_bytes(tmp_path: Path) -> None:
-    """FACTS 16: why `fresh` copies. A panic is no Exception."""
+    """fact 16: why `fresh` copies. A panic is not an Exception."""
     column = misaligned([Decimal("1.99")])
     with pytest.raises(BaseException, match="not aligned") as caught:
         table(tmp_path, pa.table({"d": column}))
@@ -133,7 +133,7 @@ def test_lance_panics_on_decimals_that_are_aligned_to_8_bytes(tmp_path: Path) ->
 
 
 def test_lance_appends_by_name_and_refuses_other_physical_types(tmp_path: Path) -> None:
-    """FACTS 17: why every batch is cast to the stored schema."""
+    """fact 17: why every batch is cast to the stored schema."""
     stored = pa.schema([("a", pa.int64()), ("s", pa.utf8()), ("v", pa.list_(pa.float32(), 2))])
     dataset = table(tmp_path, stored.empty_table())
     moved = pa.table({"s": ["x"], "a": [1]})
@@ -148,7 +148,7 @@ def test_lance_appends_by_name_and_refuses_other_physical_types(tmp_path: Path) 
 
 
 def test_lance_creates_a_column_of_nothing_without_complaint(tmp_path: Path) -> None:
-    """FACTS 17: why void is refused for new columns."""
+    """fact 17: why void is refused for new columns."""
     assert table(tmp_path, pa.table({"n": pa.nulls(1)})).schema.field("n").type == pa.null()
 
 

@@ -1,6 +1,6 @@
 """What the code leans on in Lance, tried on real datasets: an upgrade that changes it fails here.
 
-Numbers are those of FACTS; P with a number is a rule of PROTOCOL.
+The facts and rules are those of docs/internals.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def values(manifest: LanceDataset) -> list[tuple[str, int]]:
 # --- appends and columns -----------------------------------------------------------------------
 
 
-def test_17_an_append_matches_columns_by_name_and_fills_missing_ones_with_null(
+def test_an_append_matches_columns_by_name_and_fills_missing_ones_with_null(
     tmp_path: Path,
 ) -> None:
     table = created(tmp_path / "t")
@@ -124,24 +124,24 @@ def test_17_an_append_matches_columns_by_name_and_fills_missing_ones_with_null(
     ],
     ids=["int64 into int32", "large_string into string", "null into int32"],
 )
-def test_17_an_append_casts_nothing(tmp_path: Path, data: pa.Table) -> None:
+def test_an_append_casts_nothing(tmp_path: Path, data: pa.Table) -> None:
     table = created(tmp_path / "t")
     with pytest.raises(OSError, match="Append with different schema"):
         write_fragments(data, table.uri, mode="append")
 
 
-def test_17_a_list_does_not_go_into_a_fixed_size_list(tmp_path: Path) -> None:
+def test_a_list_does_not_go_into_a_fixed_size_list(tmp_path: Path) -> None:
     table = created(tmp_path / "t", pa.table({"v": pa.array([[1, 2]], pa.list_(pa.float32(), 2))}))
     data = pa.table({"v": pa.array([[1, 2]], pa.list_(pa.float32()))})
     with pytest.raises(OSError, match="Append with different schema"):
         write_fragments(data, table.uri, mode="append")
 
 
-def test_17_a_column_of_type_null_is_created_without_complaint(tmp_path: Path) -> None:
+def test_a_column_of_type_null_is_created_without_complaint(tmp_path: Path) -> None:
     assert created(tmp_path / "t", pa.table({"x": pa.nulls(2)})).schema.field("x").type == pa.null()
 
 
-def test_16_an_unaligned_decimal_panics_and_becomes_a_typed_error(tmp_path: Path) -> None:
+def test_an_unaligned_decimal_panics_and_becomes_a_typed_error(tmp_path: Path) -> None:
     aligned = pa.array([decimal.Decimal("1.00")] * 4, pa.decimal128(10, 2)).buffers()[1]
     space = bytearray(aligned.size + 24)
     whole = pa.py_buffer(space)
@@ -165,7 +165,7 @@ def test_16_an_unaligned_decimal_panics_and_becomes_a_typed_error(tmp_path: Path
 # --- staging -----------------------------------------------------------------------------------
 
 
-def test_18_staged_fragments_are_no_version_and_make_the_folder_first(tmp_path: Path) -> None:
+def test_staged_fragments_are_no_version_and_make_the_folder_first(tmp_path: Path) -> None:
     table = created(tmp_path / "t")
     staged(table.uri, "c")
     assert lance.dataset(table.uri).version == 1
@@ -175,13 +175,13 @@ def test_18_staged_fragments_are_no_version_and_make_the_folder_first(tmp_path: 
         lance.dataset(str(tmp_path / "new"))
 
 
-def test_46_mode_create_fails_where_a_dead_creator_left_a_dataset(tmp_path: Path) -> None:
+def test_mode_create_fails_where_a_dead_creator_left_a_dataset(tmp_path: Path) -> None:
     leftover = created(tmp_path / "t")
     with pytest.raises(OSError, match="Dataset already exists"):
         staged(leftover.uri, "c", mode="create")
 
 
-def test_46_an_overwrite_takes_over_what_a_dead_creator_left_as_version_2(tmp_path: Path) -> None:
+def test_an_overwrite_takes_over_what_a_dead_creator_left_as_version_2(tmp_path: Path) -> None:
     leftover = created(tmp_path / "t")
     fragments = staged(leftover.uri, "c", mode="overwrite")
     taken = LanceDataset.commit(
@@ -190,7 +190,7 @@ def test_46_an_overwrite_takes_over_what_a_dead_creator_left_as_version_2(tmp_pa
     assert (taken.version, ids(taken), taken.has_stable_row_ids) == (2, ["c"], True)
 
 
-def test_p20_an_overwrite_cannot_add_stable_row_ids(tmp_path: Path) -> None:
+def test_an_overwrite_cannot_add_stable_row_ids(tmp_path: Path) -> None:
     leftover = created(tmp_path / "t", enable_stable_row_ids=False)
     fragments = staged(leftover.uri, "c", mode="overwrite")
     taken = LanceDataset.commit(
@@ -203,7 +203,7 @@ def test_p20_an_overwrite_cannot_add_stable_row_ids(tmp_path: Path) -> None:
     assert not taken.has_stable_row_ids
 
 
-def test_p1_an_append_compares_no_field_ids_so_values_land_in_the_wrong_columns(
+def test_an_append_compares_no_field_ids_so_values_land_in_the_wrong_columns(
     tmp_path: Path,
 ) -> None:
     data = pa.table({"first": ["1"], "second": ["2"]})
@@ -218,9 +218,7 @@ def test_p1_an_append_compares_no_field_ids_so_values_land_in_the_wrong_columns(
 
 
 @pytest.mark.parametrize("retries", [20, 0])
-def test_19_an_append_rebases_over_an_orphan_and_shows_its_rows(
-    tmp_path: Path, retries: int
-) -> None:
+def test_an_append_rebases_over_an_orphan_and_shows_its_rows(tmp_path: Path, retries: int) -> None:
     table = created(tmp_path / "t")
     fragments = staged(table.uri, "mine")
     append(table, "orphan")
@@ -231,7 +229,7 @@ def test_19_an_append_rebases_over_an_orphan_and_shows_its_rows(
     assert after.version == 3, "the only sign: not read_version + 1"
 
 
-def test_19_p18_an_overwrite_is_strict_with_0_retries_and_swallows_a_rival_without(
+def test_an_overwrite_is_strict_with_0_retries_and_swallows_a_rival_without(
     tmp_path: Path,
 ) -> None:
     table = created(tmp_path / "t")
@@ -244,7 +242,7 @@ def test_19_p18_an_overwrite_is_strict_with_0_retries_and_swallows_a_rival_witho
     assert ids(after) == ["mine"]
 
 
-def test_19_p13_a_merge_of_all_fragments_is_a_strict_append(tmp_path: Path) -> None:
+def test_a_merge_of_all_fragments_is_a_strict_append(tmp_path: Path) -> None:
     table = created(tmp_path / "t")
     old = [one.metadata for one in table.get_fragments()]
     operation = Op.Merge([*old, *staged(table.uri, "mine")], table.lance_schema)
@@ -254,7 +252,7 @@ def test_19_p13_a_merge_of_all_fragments_is_a_strict_append(tmp_path: Path) -> N
         LanceDataset.commit(table.uri, operation, read_version=1, max_retries=0)
 
 
-def test_20_p14_a_restore_lands_over_newer_rows_and_hides_them_whatever_the_retries(
+def test_a_restore_lands_over_newer_rows_and_hides_them_whatever_the_retries(
     tmp_path: Path,
 ) -> None:
     table = created(tmp_path / "t")
@@ -263,7 +261,7 @@ def test_20_p14_a_restore_lands_over_newer_rows_and_hides_them_whatever_the_retr
     assert (after.version, ids(after)) == (3, ["a", "b"])
 
 
-def test_20_an_append_on_a_restore_is_clean(tmp_path: Path) -> None:
+def test_an_append_on_a_restore_is_clean(tmp_path: Path) -> None:
     table = created(tmp_path / "t")
     append(table, "orphan")
     LanceDataset.commit(table.uri, Op.Restore(1), read_version=2)
@@ -271,7 +269,7 @@ def test_20_an_append_on_a_restore_is_clean(tmp_path: Path) -> None:
     assert (after.version, ids(after)) == (4, ["a", "b", "mine"])
 
 
-def test_35_an_append_read_before_a_concurrent_restore_is_refused(tmp_path: Path) -> None:
+def test_an_append_read_before_a_concurrent_restore_is_refused(tmp_path: Path) -> None:
     table = created(tmp_path / "t")
     fragments = staged(table.uri, "mine")
     append(table, "orphan")
@@ -280,7 +278,7 @@ def test_35_an_append_read_before_a_concurrent_restore_is_refused(tmp_path: Path
         LanceDataset.commit(table.uri, Op.Append(fragments), read_version=2)
 
 
-def test_20_p15_a_restore_brings_auto_cleanup_keys_back(tmp_path: Path) -> None:
+def test_a_restore_brings_auto_cleanup_keys_back(tmp_path: Path) -> None:
     cleanup = AutoCleanupConfig(interval=20, older_than_seconds=14 * 86400)
     table = created(tmp_path / "t", auto_cleanup_options=cleanup)
     keys = {"lance.auto_cleanup.interval": "20", "lance.auto_cleanup.older_than": "14days"}
@@ -291,7 +289,7 @@ def test_20_p15_a_restore_brings_auto_cleanup_keys_back(tmp_path: Path) -> None:
     assert after.config() == keys
 
 
-def test_p11_delete_config_keys_returns_nothing_and_makes_a_version(tmp_path: Path) -> None:
+def test_delete_config_keys_returns_nothing_and_makes_a_version(tmp_path: Path) -> None:
     table = created(tmp_path / "t")
     table.update_config({"lance.auto_cleanup.interval": "20"})
     result: object = table.delete_config_keys(["lance.auto_cleanup.interval"])  # type: ignore[func-returns-value]
@@ -299,7 +297,7 @@ def test_p11_delete_config_keys_returns_nothing_and_makes_a_version(tmp_path: Pa
     assert lance.dataset(table.uri).version == 3
 
 
-def test_p18_a_delete_rebases_over_an_append_even_with_0_retries(tmp_path: Path) -> None:
+def test_a_delete_rebases_over_an_append_even_with_0_retries(tmp_path: Path) -> None:
     table = created(tmp_path / "t")
     changed = without(table, "id = 'a'")
     append(table, "rival")
@@ -309,7 +307,7 @@ def test_p18_a_delete_rebases_over_an_append_even_with_0_retries(tmp_path: Path)
     assert (after.version, ids(after)) == (3, ["b", "rival"])
 
 
-def test_p18_two_updates_of_one_fragment_collide(tmp_path: Path) -> None:
+def test_two_updates_of_one_fragment_collide(tmp_path: Path) -> None:
     table = created(tmp_path / "t")
     one, two = (without(table, f"id = '{key}'") for key in "ab")
     LanceDataset.commit(table.uri, Op.Update(updated_fragments=[one]), read_version=1)
@@ -317,7 +315,7 @@ def test_p18_two_updates_of_one_fragment_collide(tmp_path: Path) -> None:
         LanceDataset.commit(table.uri, Op.Update(updated_fragments=[two]), read_version=1)
 
 
-def test_p17_properties_of_a_transaction_are_readable_at_head(tmp_path: Path) -> None:
+def test_properties_of_a_transaction_are_readable_at_head(tmp_path: Path) -> None:
     table = created(tmp_path / "t")
     transaction = lance.Transaction(
         read_version=1,
@@ -331,7 +329,7 @@ def test_p17_properties_of_a_transaction_are_readable_at_head(tmp_path: Path) ->
     assert isinstance(seen.operation, Op.Append)
 
 
-def test_p12_the_transaction_of_a_restore_names_the_version_that_it_restored(
+def test_the_transaction_of_a_restore_names_the_version_that_it_restored(
     tmp_path: Path,
 ) -> None:
     table = created(tmp_path / "t")
@@ -343,7 +341,7 @@ def test_p12_the_transaction_of_a_restore_names_the_version_that_it_restored(
     assert seen.operation.version == 1
 
 
-def test_46_an_overwrite_drops_the_indices(tmp_path: Path) -> None:
+def test_an_overwrite_drops_the_indices(tmp_path: Path) -> None:
     table = created(tmp_path / "t")
     table.create_scalar_index("id", "BTREE")
     assert [one.name for one in lance.dataset(table.uri).describe_indices()] == ["id_idx"]
@@ -360,7 +358,7 @@ def test_46_an_overwrite_drops_the_indices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("object_id", ["node:A", "node:A$1"], ids=["existing row", "new row"])
-def test_21_two_writers_of_one_object_id_cannot_both_land(tmp_path: Path, object_id: str) -> None:
+def test_two_writers_of_one_object_id_cannot_both_land(tmp_path: Path, object_id: str) -> None:
     one, two = manifest_pair(tmp_path / "m")
     merge(one, object_id, value=1)
     with pytest.raises(OSError, match="Too many concurrent writers"):
@@ -368,21 +366,21 @@ def test_21_two_writers_of_one_object_id_cannot_both_land(tmp_path: Path, object
     assert (object_id, 1) in values(one)
 
 
-def test_21_without_the_annotation_both_land_and_the_row_is_doubled(tmp_path: Path) -> None:
+def test_without_the_annotation_both_land_and_the_row_is_doubled(tmp_path: Path) -> None:
     one, two = manifest_pair(tmp_path / "m", UNKEYED)
     merge(one, "node:A$1", value=1)
     merge(two, "node:A$1", value=2)
     assert values(one) == [("node:A", 0), ("node:A$1", 1), ("node:A$1", 2)]
 
 
-def test_22_different_object_ids_both_land_even_with_0_retries(tmp_path: Path) -> None:
+def test_different_object_ids_both_land_even_with_0_retries(tmp_path: Path) -> None:
     one, two = manifest_pair(tmp_path / "m")
     merge(one, "node:A$5", value=5)
     merge(two, "node:A$7", value=7)
     assert values(one) == [("node:A", 0), ("node:A$5", 5), ("node:A$7", 7)]
 
 
-def test_22_a_guard_row_in_both_lets_one_land(tmp_path: Path) -> None:
+def test_a_guard_row_in_both_lets_one_land(tmp_path: Path) -> None:
     one, two = manifest_pair(tmp_path / "m")
     merge(one, "node:A", "node:A$5", value=0)
     with pytest.raises(OSError, match="Too many concurrent writers"):
@@ -390,14 +388,14 @@ def test_22_a_guard_row_in_both_lets_one_land(tmp_path: Path) -> None:
     assert values(one) == [("node:A", 0), ("node:A$5", 0)]
 
 
-def test_22_publishes_of_different_guards_pass_side_by_side(tmp_path: Path) -> None:
+def test_publishes_of_different_guards_pass_side_by_side(tmp_path: Path) -> None:
     one, two = manifest_pair(tmp_path / "m")
     merge(one, "node:B", "node:B$1")
     merge(two, "node:C", "node:C$1")
     assert [key for key, _ in values(one)] == ["node:A", "node:B", "node:B$1", "node:C", "node:C$1"]
 
 
-def test_23_schema_and_field_metadata_each_make_a_version(tmp_path: Path) -> None:
+def test_schema_and_field_metadata_each_make_a_version(tmp_path: Path) -> None:
     manifest, _ = manifest_pair(tmp_path / "m", UNKEYED)
     manifest.update_field_metadata({"object_id": KEY})
     assert lance.dataset(manifest.uri).version == 2
@@ -418,7 +416,7 @@ def test_f5_an_annotation_that_is_set_is_never_set_again(tmp_path: Path, value: 
     assert lance.dataset(manifest.uri).version == 1
 
 
-def test_p29_the_second_of_two_migrators_is_refused(tmp_path: Path) -> None:
+def test_the_second_of_two_migrators_is_refused(tmp_path: Path) -> None:
     one, two = manifest_pair(tmp_path / "m", UNKEYED)
     one.update_field_metadata({"object_id": KEY})
     with pytest.raises(OSError, match="UpdateConfig transaction is incompatible") as caught:
@@ -426,7 +424,7 @@ def test_p29_the_second_of_two_migrators_is_refused(tmp_path: Path) -> None:
     assert outcome_of(caught.value) is Outcome.CONFLICT
 
 
-def test_28_the_compare_and_swap_works_through_storage_options(bucket: Bucket) -> None:
+def test_the_compare_and_swap_works_through_storage_options(bucket: Bucket) -> None:
     table = pa.table({"object_id": ["node:A"], "value": [0]}, schema=MANIFEST)
     uri, settings = f"{bucket.uri}/m", bucket.storage_options
     lance.write_dataset(table, uri, data_storage_version="2.2", storage_options=settings)
@@ -438,7 +436,7 @@ def test_28_the_compare_and_swap_works_through_storage_options(bucket: Bucket) -
     assert sorted(after) == ["node:A", "node:A$5"]
 
 
-def test_31_a_publish_costs_tens_of_kilobytes_whatever_its_rows(tmp_path: Path) -> None:
+def test_a_publish_costs_tens_of_kilobytes_whatever_its_rows(tmp_path: Path) -> None:
     manifest, _ = manifest_pair(tmp_path / "m")
 
     def size() -> int:
@@ -456,13 +454,13 @@ def test_31_a_publish_costs_tens_of_kilobytes_whatever_its_rows(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("predicate", ["_rowaddr IN (0)", "_rowoffset IN (0)", "_rowid IN (0)"])
-def test_24_a_fragment_delete_is_an_uncommitted_fragment(tmp_path: Path, predicate: str) -> None:
+def test_a_fragment_delete_is_an_uncommitted_fragment(tmp_path: Path, predicate: str) -> None:
     table = created(tmp_path / "t")
     assert without(table, predicate).num_deletions == 1
     assert lance.dataset(table.uri).version == 1
 
 
-def test_24_delete_rows_gives_none_when_the_whole_fragment_goes(tmp_path: Path) -> None:
+def test_delete_rows_gives_none_when_the_whole_fragment_goes(tmp_path: Path) -> None:
     fragment = created(tmp_path / "t").get_fragments()[0]
     one_less = fragment.delete_rows([0])
     assert one_less is not None
@@ -470,7 +468,7 @@ def test_24_delete_rows_gives_none_when_the_whole_fragment_goes(tmp_path: Path) 
     assert fragment.delete_rows([0, 1]) is None
 
 
-def test_24_a_merge_can_be_had_as_a_transaction(tmp_path: Path) -> None:
+def test_a_merge_can_be_had_as_a_transaction(tmp_path: Path) -> None:
     table = created(tmp_path / "t")
     merged = table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
     transaction, _ = merged.execute_uncommitted(rows("a", "z"))
@@ -478,7 +476,7 @@ def test_24_a_merge_can_be_had_as_a_transaction(tmp_path: Path) -> None:
     assert lance.dataset(table.uri).version == 1
 
 
-def test_24_a_merge_inserts_a_repeated_new_key_twice_and_a_null_key_every_time(
+def test_a_merge_inserts_a_repeated_new_key_twice_and_a_null_key_every_time(
     tmp_path: Path,
 ) -> None:
     table = created(tmp_path / "t")
@@ -490,7 +488,7 @@ def test_24_a_merge_inserts_a_repeated_new_key_twice_and_a_null_key_every_time(
     assert lance.dataset(table.uri).to_table()["id"].null_count == 2
 
 
-def test_25_created_and_updated_versions_of_rows_can_be_scanned(tmp_path: Path) -> None:
+def test_created_and_updated_versions_of_rows_can_be_scanned(tmp_path: Path) -> None:
     table = append(created(tmp_path / "t"), "c")
     columns = ["id", "_row_created_at_version", "_row_last_updated_at_version"]
     assert table.to_table(columns=columns).to_pylist() == [
@@ -503,7 +501,7 @@ def test_25_created_and_updated_versions_of_rows_can_be_scanned(tmp_path: Path) 
 # --- branches ----------------------------------------------------------------------------------
 
 
-def test_26_a_branch_is_a_dataset_of_its_own_below_tree(tmp_path: Path) -> None:
+def test_a_branch_is_a_dataset_of_its_own_below_tree(tmp_path: Path) -> None:
     table = created(tmp_path / "t")
     branch = table.create_branch("dev")
     assert branch.uri == f"{table.uri}/tree/dev"
@@ -512,7 +510,7 @@ def test_26_a_branch_is_a_dataset_of_its_own_below_tree(tmp_path: Path) -> None:
     assert (lance.dataset(table.uri).version, ids(table)) == (1, ["a", "b"])
 
 
-def test_26_a_ref_names_the_parent_and_a_slash_in_its_name_is_encoded(tmp_path: Path) -> None:
+def test_a_ref_names_the_parent_and_a_slash_in_its_name_is_encoded(tmp_path: Path) -> None:
     table = created(tmp_path / "t")
     table.create_branch("dev")
     lance.dataset(f"{table.uri}/tree/dev").create_branch("a/b")
@@ -523,7 +521,7 @@ def test_26_a_ref_names_the_parent_and_a_slash_in_its_name_is_encoded(tmp_path: 
     assert (tmp_path / "t/tree/a/b/_versions").is_dir()
 
 
-def test_26_a_branch_keeps_its_parents_path_and_cannot_be_read_after_a_move(
+def test_a_branch_keeps_its_parents_path_and_cannot_be_read_after_a_move(
     tmp_path: Path,
 ) -> None:
     table = created(tmp_path / "t")
@@ -535,7 +533,7 @@ def test_26_a_branch_keeps_its_parents_path_and_cannot_be_read_after_a_move(
         moved.to_table()
 
 
-def test_p22_a_fork_without_its_ref_opens_and_is_not_listed(tmp_path: Path) -> None:
+def test_a_fork_without_its_ref_opens_and_is_not_listed(tmp_path: Path) -> None:
     table = created(tmp_path / "t")
     table.create_branch("dev")
     (tmp_path / "t/_refs/branches/dev.json").unlink()
@@ -543,7 +541,7 @@ def test_p22_a_fork_without_its_ref_opens_and_is_not_listed(tmp_path: Path) -> N
     assert lance.dataset(f"{table.uri}/tree/dev").version == 1
 
 
-def test_p22_a_second_fork_from_a_newer_version_does_not_find_that_version_in_the_folder(
+def test_a_second_fork_from_a_newer_version_does_not_find_that_version_in_the_folder(
     tmp_path: Path,
 ) -> None:
     table = created(tmp_path / "t")
@@ -573,7 +571,7 @@ def test_names_that_are_allowed_here_make_a_branch(tmp_path: Path, name: str) ->
 # --- filters -----------------------------------------------------------------------------------
 
 
-def test_27_special_floats_agree_with_spark_when_the_literal_is_a_cast(tmp_path: Path) -> None:
+def test_special_floats_agree_with_spark_when_the_literal_is_a_cast(tmp_path: Path) -> None:
     nan, inf = float("nan"), float("inf")
     table = created(tmp_path / "t", pa.table({"x": [1.0, nan, None, 2.0, inf, -0.0]}))
 
@@ -586,7 +584,7 @@ def test_27_special_floats_agree_with_spark_when_the_literal_is_a_cast(tmp_path:
     assert found("x = 0.0") == "[-0.0]"
 
 
-def test_27_a_decimal_needs_a_typed_literal(tmp_path: Path) -> None:
+def test_a_decimal_needs_a_typed_literal(tmp_path: Path) -> None:
     price = pa.array([decimal.Decimal("2.50")], pa.decimal128(10, 2))
     table = created(tmp_path / "t", pa.table({"p": price}))
     assert table.to_table(filter="p > cast(2.00 as decimal(10,2))").num_rows == 1
@@ -594,29 +592,29 @@ def test_27_a_decimal_needs_a_typed_literal(tmp_path: Path) -> None:
         table.to_table(filter="p > 2.00")
 
 
-def test_27_double_quotes_make_a_text_and_no_name(tmp_path: Path) -> None:
+def test_double_quotes_make_a_text_and_no_name(tmp_path: Path) -> None:
     assert created(tmp_path / "t").to_table(filter="\"n\" = 'n'").num_rows == 2
 
 
-def test_27_a_negated_pair_of_in_keeps_null_rows(tmp_path: Path) -> None:
+def test_a_negated_pair_of_in_keeps_null_rows(tmp_path: Path) -> None:
     table = created(tmp_path / "t", pa.table({"x": [1.0, None, 2.0]}))
     kept = table.to_table(filter="NOT (x IN (1.0) AND x IN (2.0))")
     assert kept["x"].to_pylist() == [1.0, None, 2.0]
 
 
-def test_27_a_column_with_a_backtick_breaks_every_scan(tmp_path: Path) -> None:
+def test_a_column_with_a_backtick_breaks_every_scan(tmp_path: Path) -> None:
     table = created(tmp_path / "t", pa.table({"b`t": [1], "o": [2]}))
     with pytest.raises(ValueError, match="No field named"):
         table.to_table()
 
 
 @pytest.mark.parametrize("name", ["a.b", "_rowid"])
-def test_27_dotted_and_reserved_names_are_refused(tmp_path: Path, name: str) -> None:
+def test_dotted_and_reserved_names_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(OSError, match=r"cannot contain|reserved name"):
         created(tmp_path / "t", pa.table({name: [1]}))
 
 
-def test_27_a_date_of_the_year_10000_is_refused(tmp_path: Path) -> None:
+def test_a_date_of_the_year_10000_is_refused(tmp_path: Path) -> None:
     table = created(tmp_path / "t", pa.table({"d": [date(2020, 1, 1)]}))
     with pytest.raises(ValueError, match="Cannot cast string '10000-01-01'"):
         table.to_table(filter="d < date '10000-01-01'")
@@ -633,11 +631,11 @@ def test_manifests_have_the_names_of_the_v2_scheme(tmp_path: Path) -> None:
     assert table.has_stable_row_ids
 
 
-def test_32_write_dataset_sets_no_auto_cleanup(tmp_path: Path) -> None:
+def test_write_dataset_sets_no_auto_cleanup(tmp_path: Path) -> None:
     assert created(tmp_path / "t").config() == {}
 
 
-def test_40_a_file_that_an_orphan_and_a_later_version_share_survives_a_cleanup(
+def test_a_file_that_an_orphan_and_a_later_version_share_survives_a_cleanup(
     tmp_path: Path,
 ) -> None:
     table = created(tmp_path / "t")
@@ -649,7 +647,7 @@ def test_40_a_file_that_an_orphan_and_a_later_version_share_survives_a_cleanup(
     assert ids(after) == ["a", "b", "shared"]
 
 
-def test_40_a_staged_file_survives_a_cleanup_that_does_not_delete_unverified(
+def test_a_staged_file_survives_a_cleanup_that_does_not_delete_unverified(
     tmp_path: Path,
 ) -> None:
     table = created(tmp_path / "t")
@@ -660,7 +658,7 @@ def test_40_a_staged_file_survives_a_cleanup_that_does_not_delete_unverified(
     assert len(os.listdir(tmp_path / "t/data")) == 1
 
 
-def test_p27_what_a_cleanup_took_away_is_not_found_in_two_spellings(tmp_path: Path) -> None:
+def test_what_a_cleanup_took_away_is_not_found_in_two_spellings(tmp_path: Path) -> None:
     table = created(tmp_path / "t")
     lance.write_dataset(rows("c"), table.uri, mode="overwrite").cleanup_old_versions(
         older_than=timedelta(0)
@@ -672,7 +670,7 @@ def test_p27_what_a_cleanup_took_away_is_not_found_in_two_spellings(tmp_path: Pa
     assert outcome_of(opened.value) is outcome_of(scanned.value) is Outcome.NOT_FOUND
 
 
-def test_41_a_version_lists_all_fragments_so_small_appends_grow_quadratically(
+def test_a_version_lists_all_fragments_so_small_appends_grow_quadratically(
     tmp_path: Path,
 ) -> None:
     table = created(tmp_path / "t")
@@ -816,7 +814,7 @@ def test_what_the_caller_did_wrong_is_neither_a_conflict_nor_missing(tmp_path: P
         assert outcome_of(caught.value) is Outcome.FAILED, caught.value
 
 
-def test_p4_an_unknown_outcome_is_told_from_a_conflict_by_its_text() -> None:
+def test_an_unknown_outcome_is_told_from_a_conflict_by_its_text() -> None:
     """Lance's sentence when a store stays dark; forced with a store in the fault tests."""
     error = OSError("Commit result for version 7 is unknown: error sending request")
     assert outcome_of(error) is Outcome.UNKNOWN

@@ -1,4 +1,4 @@
-"""What PySpark's Python Data Source API really does, as far as this package leans on it (FACTS 1-42).
+"""What PySpark's Python Data Source API really does, as far as this package leans on it (fact 1-42).
 
 These tests use a probe source, not ours. Where one fails after an upgrade of pyspark, the part of the
 package that leans on the fact (named in the test) has to change with it.
@@ -57,7 +57,7 @@ def arrived(probe: Probe, work: Callable[[], Any]) -> dict[str, Any]:
     return probe.only("writer")
 
 
-# --- FACTS 1: catalog tables -------------------------------------------------------------------
+# --- fact 1: catalog tables -------------------------------------------------------------------
 
 
 def test_create_table_gives_schema_the_options_and_provider_and_a_file_uri(
@@ -239,7 +239,7 @@ def test_drop_table_leaves_the_path_and_truncate_is_refused(
         assert kept.exists()
 
 
-# --- FACTS 2-5, 10, 11, 14: one load, one write ------------------------------------------------
+# --- fact 2-5, 10, 11, 14: one load, one write ------------------------------------------------
 
 
 def test_init_runs_once_per_load_and_state_set_by_schema_reaches_every_reader(
@@ -323,7 +323,7 @@ def test_save_modes_other_than_append_and_overwrite_are_refused_by_spark(
     assert probe.calls("writer") == []
 
 
-# --- FACTS 7: filter push-down -----------------------------------------------------------------
+# --- fact 7: filter push-down -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -363,7 +363,7 @@ def test_a_callable_on_the_instance_reads_with_push_down_off_and_gets_filters_wi
     assert pushed.exists() == (PYSPARK >= (4, 1))
 
 
-# --- FACTS 9: found without registration -------------------------------------------------------
+# --- fact 9: found without registration -------------------------------------------------------
 
 
 def test_our_source_is_found_by_its_name_without_a_call_to_register(spark: SparkSession) -> None:
@@ -371,7 +371,7 @@ def test_our_source_is_found_by_its_name_without_a_call_to_register(spark: Spark
         spark.newSession().read.format("omnigraph").load("/no/such/graph")
 
 
-# --- FACTS 39: field metadata on the way -------------------------------------------------------
+# --- fact 39: field metadata on the way -------------------------------------------------------
 
 KEPT: dict[str, Callable[[DataFrame], DataFrame]] = {
     "filter": lambda df: df.where("n = 1"),

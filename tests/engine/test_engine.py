@@ -303,7 +303,7 @@ def test_writers_of_both_kinds_lose_nothing_side_by_side(engine: Engine, graph: 
 
 
 def test_the_engine_refuses_what_it_would_refuse_of_its_own(engine: Engine, graph: Storage) -> None:
-    """The schema files that we write hold: an edge that ends nowhere, a property nobody knows."""
+    """The schema files that we write hold: an edge that is dangling, a property nobody knows."""
     root = Path(graph.root)
     with pytest.raises(EngineRefusedError):
         engine.load(root, [knows("ann", "nobody")])

@@ -58,7 +58,7 @@ def test_a_newer_stamp_is_a_violation(tmp_path: Path) -> None:
 
 def test_a_stray_file_is_found(social: Path) -> None:
     (social / "_SUCCESS").touch()
-    assert check_graph(str(social)) == ["_SUCCESS: is no part of a graph"]
+    assert check_graph(str(social)) == ["_SUCCESS: is not a part of a graph"]
 
 
 @pytest.mark.parametrize("path", ["__recovery/01A.json", "__staging/01A/0.json"])
@@ -167,7 +167,7 @@ def test_a_publish_without_a_row_in_the_lineage_is_found(social: Path) -> None:
 
 def test_a_publish_id_that_is_no_ulid_is_found(social: Path) -> None:
     ours(social, omnigraph_spark={"publish_id": "mine"})
-    assert_found(social, "publish id 'mine' is no ULID")
+    assert_found(social, "publish id 'mine' is not a ULID")
 
 
 def test_a_wrong_manifest_size_is_found(social: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_table_that_the_schema_files_do_not_know_is_found(social: Path) -> Non
     (social / "_schema.pg").write_text(text.replace("node Company", "node Firm"))
     assert_found(social, "node:Company: published, and unknown to _schema.pg")
     assert_found(social, "_schema.ir.json: disagrees")
-    assert_found(social, "edge WorksAt ends at Company, which is no node")
+    assert_found(social, "edge WorksAt ends at Company, which is not a node")
 
 
 def test_a_state_file_with_another_hash_is_found(social: Path) -> None:

@@ -1,4 +1,4 @@
-"""The engine's own graphs after upserts and deletes: FORMAT still holds, and the rows are right."""
+"""The engine's own graphs after upserts and deletes: the format still holds, and the rows are right."""
 
 from __future__ import annotations
 

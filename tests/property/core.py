@@ -234,7 +234,7 @@ class Run:
         return loose(new) - loose(old)
 
     def merge(self, source: str, target: str, stranded: set[str]) -> Committed | None:
-        """Merge by the product; None where it is refused for edges that would end nowhere."""
+        """Merge by the product; None where it is refused for edges that would be left dangling."""
         found = merging.prepare(self.storage, source, target, Here, merging.resolver("ours"))
         assert {row[1] for row in found.rows if row[2] == "OrphanEdge"} == stranded, self.log
         if stranded:

@@ -58,7 +58,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def violations(root: Path, run: Run) -> list[str]:
-    """Return what contradicts FORMAT.
+    """Return what contradicts the format.
 
     A type that was made on a branch leaves the empty first version of its main line behind when the
     branch is deleted; the next that creates the type takes it over. The commits of a deleted branch

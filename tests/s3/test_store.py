@@ -1,4 +1,4 @@
-"""What the product leans on of an S3 store, on moto's server (FACTS 28)."""
+"""What the product leans on of an S3 store, on moto's server (fact 28)."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_a_merge_whose_writer_died_before_its_row_is_still_a_merge(
 def test_the_same_edge_made_on_two_branches_is_one_edge_or_a_conflict(
     spark: SparkSession, storage: Storage
 ) -> None:
-    """CASES C30 (e)."""
+    """(e)."""
     new_graph(storage, [PERSON, KNOWS])
     branch_off(storage, "dev")
     for branch in ("main", "dev"):

@@ -1,4 +1,4 @@
-"""Public reports of this field (CASES.md) as tests: reads, filters, counts, snapshots, paths."""
+"""Public reports of this field as tests: reads, filters, counts, snapshots, paths."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def values(frame: DataFrame, column: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("zone", ["America/Los_Angeles", "Asia/Kolkata", "UTC"])
-def test_c01_time_literals_mean_the_session_zone_and_keep_microseconds(
+def test_time_literals_mean_the_session_zone_and_keep_microseconds(
     spark: SparkSession, local_store: Store, pushdown: str, zone: str
 ) -> None:
     spark.conf.set("spark.sql.session.timeZone", "UTC")
@@ -56,9 +56,7 @@ def test_c01_time_literals_mean_the_session_zone_and_keep_microseconds(
     assert values(read.where("z = TIMESTAMP_NTZ'1969-12-31 23:59:59.500001'"), "id") == ["b"]
 
 
-def test_c04_decimal_literals_are_exact(
-    spark: SparkSession, local_store: Store, pushdown: str
-) -> None:
+def test_decimal_literals_are_exact(spark: SparkSession, local_store: Store, pushdown: str) -> None:
     wide = "99999999999999999999.999999999999999999"
     read = stored(
         spark.sql(
@@ -77,7 +75,7 @@ def test_c04_decimal_literals_are_exact(
 TEXTS = ["O'Brien", "a\\b", "x' OR 1=1 --", "", "new\nline", "😀"]
 
 
-def test_c19_text_in_a_filter_is_taken_as_it_is(
+def test_text_in_a_filter_is_taken_as_it_is(
     spark: SparkSession, local_store: Store, pushdown: str
 ) -> None:
     frame = spark.createDataFrame(
@@ -90,7 +88,7 @@ def test_c19_text_in_a_filter_is_taken_as_it_is(
     assert values(read.where("n <> 'zz'"), "n") == TEXTS
 
 
-def test_c21_negations_treat_null_as_spark_does(
+def test_negations_treat_null_as_spark_does(
     spark: SparkSession, local_store: Store, pushdown: str
 ) -> None:
     read = stored(
@@ -107,7 +105,7 @@ def test_c21_negations_treat_null_as_spark_does(
 
 
 @pytest.mark.parametrize("kind", ["FLOAT", "DOUBLE"])
-def test_c23_special_floats_are_found_as_spark_finds_them(
+def test_special_floats_are_found_as_spark_finds_them(
     spark: SparkSession, local_store: Store, pushdown: str, kind: str
 ) -> None:
     texts = ["1.0", "NaN", None, "2.0", "Infinity", "-0.0"]
@@ -127,7 +125,7 @@ def test_c23_special_floats_are_found_as_spark_finds_them(
         assert values(read.where(condition), "id") == expected, condition
 
 
-def test_c24_very_large_predicates_give_the_right_rows(
+def test_very_large_predicates_give_the_right_rows(
     spark: SparkSession, local_store: Store, pushdown: str
 ) -> None:
     read = stored(
@@ -138,9 +136,7 @@ def test_c24_very_large_predicates_give_the_right_rows(
     assert read.where(" AND ".join(f"n <> {i}" for i in range(500))).count() == 19_500
 
 
-def test_c25_limits_come_after_filters(
-    spark: SparkSession, local_store: Store, pushdown: str
-) -> None:
+def test_limits_come_after_filters(spark: SparkSession, local_store: Store, pushdown: str) -> None:
     root = placed(local_store)
     for part in range(5):
         rows_of = spark.range(part * 20, part * 20 + 20).selectExpr(
@@ -157,7 +153,7 @@ def test_c25_limits_come_after_filters(
 # --- counts and snapshots ------------------------------------------------------------------------
 
 
-def test_c16_counts_need_no_columns(spark: SparkSession, local_store: Store, pushdown: str) -> None:
+def test_counts_need_no_columns(spark: SparkSession, local_store: Store, pushdown: str) -> None:
     frame = spark.sql(
         "SELECT id, array(1.0F, 2.0F) AS v, CAST('x' AS BINARY) AS pic"
         " FROM VALUES ('1'), ('2'), ('3') AS t(id)"
@@ -170,7 +166,7 @@ def test_c16_counts_need_no_columns(spark: SparkSession, local_store: Store, pus
     assert spark.sql("SELECT 1 WHERE EXISTS (SELECT * FROM things)").count() == 1
 
 
-def test_c26_a_frame_keeps_its_snapshot_in_all_its_actions(
+def test_a_frame_keeps_its_snapshot_in_all_its_actions(
     spark: SparkSession, local_store: Store
 ) -> None:
     root = placed(local_store)
@@ -191,7 +187,7 @@ def test_c26_a_frame_keeps_its_snapshot_in_all_its_actions(
 
 
 @pytest.mark.parametrize("name", ["my graph", "gräph", "a#b", "a%20b", "plain"])
-def test_c40_all_spellings_of_a_path_are_one_graph(
+def test_all_spellings_of_a_path_are_one_graph(
     spark: SparkSession, tmp_path: Path, name: str
 ) -> None:
     root = str(tmp_path / name)
@@ -206,14 +202,14 @@ def test_c40_all_spellings_of_a_path_are_one_graph(
 
 
 @pytest.mark.parametrize("path", ["dbfs:/x", "hdfs://host/g", "http://host/g"])
-def test_c40_an_unknown_scheme_is_refused_by_name(spark: SparkSession, path: str) -> None:
+def test_an_unknown_scheme_is_refused_by_name(spark: SparkSession, path: str) -> None:
     with refused(OptionError, path.partition(":")[0]):
         load(spark, path, table="node:Person")
     with refused(OptionError, path.partition(":")[0]):
         save(people(spark), path, table="node:Person")
 
 
-def test_c40_a_missing_graph_is_said_to_be_none_and_nothing_is_made(
+def test_a_missing_graph_is_said_to_be_none_and_nothing_is_made(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     with refused(GraphNotFoundError, "holds no OmniGraph graph"):
@@ -221,9 +217,7 @@ def test_c40_a_missing_graph_is_said_to_be_none_and_nothing_is_made(
     assert os.listdir(tmp_path) == []
 
 
-def test_c39_storage_options_work_in_any_case_and_for_s3a(
-    spark: SparkSession, bucket: Bucket
-) -> None:
+def test_storage_options_work_in_any_case_and_for_s3a(spark: SparkSession, bucket: Bucket) -> None:
     options = {
         "storage.AWS_ENDPOINT": bucket.endpoint,
         "storage.Allow_Http": "True",
@@ -241,9 +235,7 @@ def test_c39_storage_options_work_in_any_case_and_for_s3a(
 # --- sessions ------------------------------------------------------------------------------------
 
 
-def test_c42_many_small_tasks_leave_one_file_on_every_store(
-    spark: SparkSession, store: Store
-) -> None:
+def test_many_small_tasks_leave_one_file_on_every_store(spark: SparkSession, store: Store) -> None:
     root = placed(store, "small")
     numbers = spark.range(300).selectExpr("cast(id as string) as id", "id as n")
     save(numbers.repartition(15), root, table=TABLE)
@@ -258,7 +250,7 @@ def test_c42_many_small_tasks_leave_one_file_on_every_store(
     assert len(storage_of(root).list(f"{entry.location}/data")) == 3
 
 
-def test_c44_filters_work_whatever_the_push_down_setting_is(
+def test_filters_work_whatever_the_push_down_setting_is(
     spark: SparkSession, local_store: Store
 ) -> None:
     read = stored(people(spark).select("id", "age"), local_store)
@@ -269,7 +261,7 @@ def test_c44_filters_work_whatever_the_push_down_setting_is(
         assert read.where("id = 'a'").count() == 1
 
 
-def test_c44_with_push_down_asked_for_and_on_the_scan_finds_the_row(
+def test_with_push_down_asked_for_and_on_the_scan_finds_the_row(
     spark: SparkSession, local_store: Store, pushdown: str
 ) -> None:
     root = placed(local_store)
@@ -280,7 +272,7 @@ def test_c44_with_push_down_asked_for_and_on_the_scan_finds_the_row(
 
 
 @pytest.mark.skipif("__import__('pyspark').__version__.startswith('4.0')", reason="no push-down")
-def test_c44_pushed_filters_reach_lance_only_where_they_are_asked_for(
+def test_pushed_filters_reach_lance_only_where_they_are_asked_for(
     spark: SparkSession, local_store: Store
 ) -> None:
     root = placed(local_store)
@@ -295,7 +287,7 @@ def test_c44_pushed_filters_reach_lance_only_where_they_are_asked_for(
     assert "Filter (" not in plan(pushDownFilters="true")
 
 
-def test_c43_a_second_session_finds_the_source_without_registration(
+def test_a_second_session_finds_the_source_without_registration(
     spark: SparkSession, local_store: Store
 ) -> None:
     root = placed(local_store)

@@ -1,4 +1,4 @@
-"""Public reports of this field (CASES.md) as tests: commits that die, tasks that run twice."""
+"""Public reports of this field as tests: commits that die, tasks that run twice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def social(spark: SparkSession, name: str) -> Any:
     return pack({"node:Person": person, "edge:Knows": edge}, endpoints=ENDS)
 
 
-def test_c33_a_job_that_dies_between_its_table_commits_and_its_publish_changes_nothing(
+def test_a_job_that_dies_between_its_table_commits_and_its_publish_changes_nothing(
     spark: SparkSession, tmp_path: Path, spark_faults: Callable[[str], None]
 ) -> None:
     uri = str(tmp_path / "g")
@@ -76,7 +76,7 @@ def attempt(writer: OmnigraphWriter, number: int) -> OmnigraphCommitMessage:
 
 
 @pytest.mark.parametrize("speculation", [False, True], ids=["retry", "speculation"])
-def test_c34_rows_of_tasks_that_ran_twice_are_there_once(tmp_path: Path, speculation: bool) -> None:
+def test_rows_of_tasks_that_ran_twice_are_there_once(tmp_path: Path, speculation: bool) -> None:
     """(a), (b): Spark takes one message per partition; whole drivers are in `make chaos`."""
     uri = str(tmp_path / "g")
     writer = OmnigraphWriter(SCHEMA, {"path": uri, "table": THING}, False)
@@ -93,7 +93,7 @@ def test_c34_rows_of_tasks_that_ran_twice_are_there_once(tmp_path: Path, specula
 
 
 @pytest.mark.parametrize("case", ["task", "commit"])
-def test_c34_a_failed_job_leaves_count_and_version_as_before_and_shows_its_cause(
+def test_a_failed_job_leaves_count_and_version_as_before_and_shows_its_cause(
     spark: SparkSession, tmp_path: Path, spark_faults: Callable[[str], None], case: str
 ) -> None:
     """(c) a task that always raises, (d) a commit that raises."""

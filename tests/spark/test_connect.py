@@ -1,4 +1,4 @@
-"""Spark Connect (CASES C43): frames, SQL and all of `OmniGraph`, without a JVM in the client.
+"""Spark Connect: frames, SQL and all of `OmniGraph`, without a JVM in the client.
 
 Runs where grpcio is installed: `make test-connect` has an environment of its own for it.
 """
@@ -79,7 +79,7 @@ print("DONE", read())
 )
 
 
-def test_c43_frames_writes_and_sql_work_through_spark_connect(
+def test_frames_writes_and_sql_work_through_spark_connect(
     run_spark_script: ScriptRunner, tmp_path: Path
 ) -> None:
     done = run_spark_script(_FRAMES, str(tmp_path / "graph"), session=False)
@@ -90,7 +90,7 @@ def test_c43_frames_writes_and_sql_work_through_spark_connect(
     ]
 
 
-def test_c43_the_graph_api_works_through_spark_connect(
+def test_the_graph_api_works_through_spark_connect(
     run_spark_script: ScriptRunner, tmp_path: Path
 ) -> None:
     done = run_spark_script(_GRAPH, str(tmp_path / "graph"), session=False)

@@ -38,7 +38,7 @@ def uri(spark: SparkSession, store: Store) -> str:
     return root
 
 
-def test_c31_edges_that_point_nowhere_are_refused_and_nothing_is_written(
+def test_edges_that_point_nowhere_are_refused_and_nothing_is_written(
     spark: SparkSession, uri: str
 ) -> None:
     before = versions(uri)

@@ -1,4 +1,4 @@
-"""Save modes, and what a session's settings may not change (CASES C36, C43)."""
+"""Save modes, and what a session's settings may not change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def uri(spark: SparkSession, local_store: Store) -> str:
 
 
 @pytest.mark.parametrize("mode", ["error", "errorifexists", "ignore"])
-def test_c36_other_save_modes_are_refused_and_the_message_names_the_ones_that_work(
+def test_other_save_modes_are_refused_and_the_message_names_the_ones_that_work(
     spark: SparkSession, uri: str, mode: str
 ) -> None:
     writer = people(spark).write.format("omnigraph").option("table", NODE)
@@ -36,7 +36,7 @@ def test_c36_other_save_modes_are_refused_and_the_message_names_the_ones_that_wo
         writer.mode(mode).save(uri)
 
 
-def test_c36_saving_without_a_mode_is_never_a_silent_append(spark: SparkSession, uri: str) -> None:
+def test_saving_without_a_mode_is_never_a_silent_append(spark: SparkSession, uri: str) -> None:
     with nothing_written(uri), pytest.raises(AnalysisException, match='"Append" or "Overwrite"'):
         people(spark).write.format("omnigraph").option("table", NODE).save(uri)
 
@@ -63,7 +63,7 @@ def test_on_delete_is_refused_with_any_write_but_a_delete(spark: SparkSession, u
         save(people(spark), uri, table=NODE, onDelete="cascade")
 
 
-def test_c14_large_arrow_types_append_to_the_types_that_are_stored(
+def test_large_arrow_types_append_to_the_types_that_are_stored(
     spark: SparkSession, uri: str
 ) -> None:
     spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
@@ -71,7 +71,7 @@ def test_c14_large_arrow_types_append_to_the_types_that_are_stored(
     assert load(spark, uri, table=NODE).count() == 3
 
 
-def test_c43_a_python_without_lance_is_told_what_to_install(tmp_path: Path) -> None:
+def test_a_python_without_lance_is_told_what_to_install(tmp_path: Path) -> None:
     """An executor's Python that has this package and not pylance: no hang, and a message."""
     hidden = tmp_path / "hidden" / "lance"
     hidden.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Columns that come and go, through Spark: `mergeSchema`, and reading old versions (issue 6)."""
+"""Columns that come and go, through Spark: `mergeSchema`, and reading old versions."""
 
 from __future__ import annotations
 

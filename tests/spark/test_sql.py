@@ -1,4 +1,4 @@
-"""Spark SQL on a graph: CREATE TABLE, SELECT, INSERT, and what can't be done (DESIGN 7)."""
+"""Spark SQL on a graph: CREATE TABLE, SELECT, INSERT, and what can't be done."""
 
 from __future__ import annotations
 

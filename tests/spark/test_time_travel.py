@@ -1,4 +1,4 @@
-"""Time travel and branches through Spark (CASES C38), on versions, commits, tags and times."""
+"""Time travel and branches through Spark, on versions, commits, tags and times."""
 
 from __future__ import annotations
 

@@ -349,7 +349,7 @@ def test_blobs_come_back_with_their_ids(graph: Graph, ascending: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["BINARY", "ARRAY<FLOAT>", "STRING"])
-def test_c12_a_batch_of_nothing_but_nulls_is_taken(graph: Graph, kind: str) -> None:
+def test_a_batch_of_nothing_but_nulls_is_taken(graph: Graph, kind: str) -> None:
     value = {"BINARY": "X'41'", "ARRAY<FLOAT>": "array(CAST(1 AS FLOAT))", "STRING": "'A'"}[kind]
     graph.write(numbered(graph.spark, value, f"CAST(NULL AS {kind})"))
     stored = graph.stored().schema.field("c").type

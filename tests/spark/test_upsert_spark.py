@@ -38,7 +38,7 @@ def test_a_frame_with_some_columns_updates_and_adds(spark: SparkSession, uri: st
 
 
 @pytest.mark.parametrize("key", ["Z", "b"])
-def test_c30_a_key_in_two_partitions_is_refused_by_name(
+def test_a_key_in_two_partitions_is_refused_by_name(
     spark: SparkSession, uri: str, key: str
 ) -> None:
     before = versions(uri)
@@ -50,7 +50,7 @@ def test_c30_a_key_in_two_partitions_is_refused_by_name(
     assert versions(uri) == before
 
 
-def test_c30_edges_are_upserted_by_id_and_refused_without(spark: SparkSession, uri: str) -> None:
+def test_edges_are_upserted_by_id_and_refused_without(spark: SparkSession, uri: str) -> None:
     schema = "id STRING, src STRING, dst STRING"
     edge = spark.createDataFrame([("e1", "a", "b")], schema)
     for _ in range(2):
@@ -63,7 +63,7 @@ def test_c30_edges_are_upserted_by_id_and_refused_without(spark: SparkSession, u
         save(nothing, uri, table="edge:Knows", **MERGE)
 
 
-def test_c30_an_edge_is_appended_once_with_an_id_and_each_time_without(
+def test_an_edge_is_appended_once_with_an_id_and_each_time_without(
     spark: SparkSession, uri: str
 ) -> None:
     edge = spark.createDataFrame([("e1", "a", "b")], "id STRING, src STRING, dst STRING")

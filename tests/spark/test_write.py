@@ -1,4 +1,4 @@
-"""Writing frames with Spark: tables, whole graphs, ids, what is refused (DESIGN 2 and 3)."""
+"""Writing frames with Spark: tables, whole graphs, ids, what is refused."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_the_engine_and_the_reader_see_an_append_of_a_fixture(
 # --- C15: empties --------------------------------------------------------------------------------
 
 
-def test_c15_appending_no_rows_changes_no_count_and_makes_a_new_table(
+def test_appending_no_rows_changes_no_count_and_makes_a_new_table(
     spark: SparkSession, uri: str
 ) -> None:
     none = people(spark, []).limit(0)
@@ -214,13 +214,13 @@ def test_c15_appending_no_rows_changes_no_count_and_makes_a_new_table(
     assert (empty.count(), empty.columns) == (0, ["id", "age", "name"])
 
 
-def test_c15_overwriting_with_no_rows_empties_the_table(spark: SparkSession, uri: str) -> None:
+def test_overwriting_with_no_rows_empties_the_table(spark: SparkSession, uri: str) -> None:
     save(people(spark).where("false"), uri, "overwrite", table=NODE)
     assert load(spark, uri, table=NODE).count() == 0
     assert load(spark, uri, table=NODE).columns == ["id", "age", "name"]
 
 
-def test_c15_tasks_without_rows_leave_no_files(
+def test_tasks_without_rows_leave_no_files(
     spark: SparkSession, uri: str, local_store: Store
 ) -> None:
     one = spark.range(1).repartition(8).selectExpr("'c' AS id", "'Cleo' AS name", "1 AS age")
@@ -232,7 +232,7 @@ def test_c15_tasks_without_rows_leave_no_files(
     assert all(fragment.count_rows() for fragment in dataset.get_fragments())
 
 
-def test_c15_a_frame_without_columns_is_refused(spark: SparkSession, uri: str) -> None:
+def test_a_frame_without_columns_is_refused(spark: SparkSession, uri: str) -> None:
     with nothing_written(uri), refused(IntegrityError, "id"):
         save(spark.range(1).select(), uri, table=NODE)
     with nothing_written(uri), refused(OptionError, "no columns.*pack"):
@@ -253,7 +253,7 @@ def test_c15_a_frame_without_columns_is_refused(spark: SparkSession, uri: str) -
         ("'c' AS id, NULL AS age, NULL AS name", ("c", None, None)),
     ],
 )
-def test_c37_columns_are_matched_by_name_and_cast_without_loss(
+def test_columns_are_matched_by_name_and_cast_without_loss(
     spark: SparkSession, uri: str, columns: str, expected: tuple[Any, ...]
 ) -> None:
     for mode in ("append", "merge"):
@@ -272,7 +272,7 @@ def test_c37_columns_are_matched_by_name_and_cast_without_loss(
         ("nullif('c', 'c') AS id, 1 AS age", IntegrityError, "null in column id", False),
     ],
 )
-def test_c37_what_would_lose_something_is_refused_by_column(
+def test_what_would_lose_something_is_refused_by_column(
     spark: SparkSession, uri: str, columns: str, kind: Any, match: str, early: bool
 ) -> None:
     before = versions(uri)
@@ -399,12 +399,12 @@ def test_a_path_that_cannot_be_a_graph_is_refused(spark: SparkSession, tmp_path:
 # --- C36 and expectations ---------------------------------------------------------------------------
 
 
-def test_c36_a_table_is_overwritten_by_what_was_read_from_it(spark: SparkSession, uri: str) -> None:
+def test_a_table_is_overwritten_by_what_was_read_from_it(spark: SparkSession, uri: str) -> None:
     save(load(spark, uri, table=NODE).where("id <> 'a'"), uri, "overwrite", table=NODE)
     assert rows(load(spark, uri, table=NODE)) == [("b", 25, "Ben")]
 
 
-def test_c36_a_whole_graph_is_overwritten_by_what_was_read_from_it(
+def test_a_whole_graph_is_overwritten_by_what_was_read_from_it(
     spark: SparkSession, uri: str
 ) -> None:
     kept = load(spark, uri).where("id IS NULL OR id <> 'a'")
@@ -416,7 +416,7 @@ def test_c36_a_whole_graph_is_overwritten_by_what_was_read_from_it(
     assert counts(uri) == {EDGE: 1, NODE: 1}
 
 
-def test_c36_a_failed_overwrite_keeps_the_old_rows(spark: SparkSession, uri: str) -> None:
+def test_a_failed_overwrite_keeps_the_old_rows(spark: SparkSession, uri: str) -> None:
     broken = people(spark).withColumn("age", F.expr("CAST(raise_error('broken') AS INT)"))
     before = versions(uri)
     with pytest.raises(Exception, match="broken"):
@@ -425,7 +425,7 @@ def test_c36_a_failed_overwrite_keeps_the_old_rows(spark: SparkSession, uri: str
     assert rows(load(spark, uri, table=NODE), "id") == [("a",), ("b",)]
 
 
-def test_c36_an_overwrite_keeps_the_schema_of_the_table(spark: SparkSession, uri: str) -> None:
+def test_an_overwrite_keeps_the_schema_of_the_table(spark: SparkSession, uri: str) -> None:
     with nothing_written(uri), refused(SchemaMismatchError, "shoe"):
         save(people(spark).withColumn("shoe", F.lit(1)), uri, "overwrite", table=NODE)
 

@@ -1,4 +1,4 @@
-"""Damage to a graph on disk: rows of `__manifest` that lie, files that are cut (RELIABILITY 37)."""
+"""Damage to a graph on disk: rows of `__manifest` that lie, files that are cut."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def pieces(storage: Storage, span: Span, max_bytes: int = BYTES) -> int:
 def by_hand(before: Iterable[Row], after: Iterable[Row]) -> list[tuple[Any, ...]]:
     """Return (change type, row…) of what differs between two lists of rows whose first is the id.
 
-    Rows are told apart as wholes; doubled ids count as often as they are there.
+    Rows are distinguished as wholes; doubled ids count as often as they are there.
     """
     old, new = Counter(before), Counter(after)
     gone, came = old - new, new - old

@@ -37,7 +37,7 @@ class Stream:
         self.restart()
 
     def restart(self, **more: str) -> None:
-        """Load and start the query anew; the offset in the checkpoint stays."""
+        """Load and start the query again; the offset in the checkpoint stays."""
         raw = {"path": self.graph.root, **self.asked, **more}
         load = pickle.loads(pickle.dumps(StreamLoad.of(options.parse(raw))))
         self.schema = load.schema()

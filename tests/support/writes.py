@@ -82,7 +82,7 @@ def plan(
     read_versions: Mapping[str, int] | None = None,
     **more: str,
 ) -> WritePlan:
-    """Plan a write of tables, which are made as `new` says where the graph hasn't got them."""
+    """Plan a write of tables, which are made as `new` says where the graph doesn't have them."""
     wanted = {key: new.get(key) for key in tables}
     return plan_write(storage, write_options(storage, mode, **more), wanted, read_versions)
 

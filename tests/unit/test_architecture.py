@@ -204,7 +204,7 @@ def test_read_and_write_do_not_import_each_other() -> None:
 
 
 def test_lance_is_imported_late() -> None:
-    """`import lance` costs a third of a second in every Python worker (FACTS 15)."""
+    """`import lance` costs a third of a second in every Python worker (fact 15)."""
     early = [
         f"{_shown(path)}:{node.lineno}"
         for _, path, tree in _modules()

@@ -1,8 +1,8 @@
-"""Bad input, cell by cell (RELIABILITY 35 to 39): a typed error before any commit, and nothing has moved.
+"""Bad input, cell by cell: a typed error before any commit, and nothing has moved.
 
 Writes go through the writer that Spark calls, without a JVM: its constructor plans on the driver,
 `write` runs in a task, `commit` and `abort` on the driver again. The rights, disks and file handles
-of RELIABILITY 39 need processes of their own: `concurrency/test_os_limits.py`.
+need processes of their own: `concurrency/test_os_limits.py`.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def row(
     *tasks: Columns | pa.RecordBatch,
     **options: Any,
 ) -> None:
-    """Add a cell of RELIABILITY 35: a write of these tasks."""
+    """Add a cell: a write of these tasks."""
     cell(35, name, kind, named, lambda root: save(root, table, *tasks, **options))
 
 
@@ -292,17 +292,17 @@ row("vector too short", SchemaMismatchError, "vec", PERSON,
     person(vec=pa.array([[1.0, 2.0, 3.0]], pa.list_(pa.float32()))))
 row("vector too long", SchemaMismatchError, "vec", PERSON,
     person(vec=pa.array([[1.0] * 5], pa.list_(pa.float32()))))
-row("text that is no UTF-8", SchemaMismatchError, "first", PERSON,
+row("text that is not UTF-8", SchemaMismatchError, "first", PERSON,
     person(first=text_of(b"\xff\xfe")))
-row("id that is no UTF-8", SchemaMismatchError, "id", PERSON, person(id=text_of(b"a\xff")))
-row("key that is no UTF-8", SchemaMismatchError, "name", COMPANY, {"name": text_of(b"\xc3")})
-row("upsert, text that is no UTF-8", SchemaMismatchError, "first", PERSON,
+row("id that is not UTF-8", SchemaMismatchError, "id", PERSON, person(id=text_of(b"a\xff")))
+row("key that is not UTF-8", SchemaMismatchError, "name", COMPANY, {"name": text_of(b"\xc3")})
+row("upsert, text that is not UTF-8", SchemaMismatchError, "first", PERSON,
     {"id": ["a"], "first": text_of(b"\xff")}, **MERGE)
-row("delete by an id that is no UTF-8", SchemaMismatchError, "id", PERSON,
+row("delete by an id that is not UTF-8", SchemaMismatchError, "id", PERSON,
     {"id": text_of(b"\xff")}, **DELETE)
-row("list of text that is no UTF-8", SchemaMismatchError, "no UTF-8", "node:Pet",
+row("list of text that is not UTF-8", SchemaMismatchError, "no UTF-8", "node:Pet",
     {"id": ["p"], "tags": pa.ListArray.from_arrays([0, 1], text_of(b"\xff"))})
-row("_table that is no UTF-8", SchemaMismatchError, "_table", None,
+row("_table that is not UTF-8", SchemaMismatchError, "_table", None,
     {"_table": text_of(b"\xff"), **person()})
 for bad, spark in (("void", NullType()), ("year-month interval", YearMonthIntervalType())):
     row(f"new column of type {bad}", SchemaMismatchError, "odd", "node:Pet", {"id": ["p"]},
@@ -335,7 +335,7 @@ row("more edges than allowed", IntegrityError, "card", WORKS,
 row("overwrite that strands edges", IntegrityError, "edge:Knows", PERSON, person(), overwrite=True,
     **STRICT)
 row("new edge table without ends", SchemaMismatchError, "endpoints", "edge:Likes", knows())
-row("new edge table that ends nowhere", OptionError, "Ghost", "edge:Likes", knows(),
+row("new edge table that is dangling", OptionError, "Ghost", "edge:Likes", knows(),
     endpoints="Likes: Person -> Ghost")
 # 35, frames as a whole
 row("no columns", OptionError, "no columns", None, pa.record_batch([], names=[]))

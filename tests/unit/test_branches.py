@@ -1,4 +1,4 @@
-"""Graph branches without Spark: made, written, deleted, and made again (PROTOCOL 21 to 23)."""
+"""Graph branches without Spark: made, written, deleted, and made again (rules 21 to 23)."""
 
 from __future__ import annotations
 
@@ -142,16 +142,16 @@ def test_a_branch_made_in_the_past_has_the_rows_and_the_history_of_then(graph: S
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("", "is no branch name"),
-        ("a b", "is no branch name"),
-        ("../x", "is no branch name"),
-        ("x/../y", "is no branch name"),
-        ("/x", "is no branch name"),
-        ("x//y", "is no branch name"),
-        ("x\x00", "is no branch name"),
-        ("x@3", "is no branch name"),
-        ("é", "is no branch name"),
-        ("a" * 300, "is no branch name"),
+        ("", "is not a valid branch name"),
+        ("a b", "is not a valid branch name"),
+        ("../x", "is not a valid branch name"),
+        ("x/../y", "is not a valid branch name"),
+        ("/x", "is not a valid branch name"),
+        ("x//y", "is not a valid branch name"),
+        ("x\x00", "is not a valid branch name"),
+        ("x@3", "is not a valid branch name"),
+        ("é", "is not a valid branch name"),
+        ("a" * 300, "is not a valid branch name"),
         ("__run__01", "reserved by the engine"),
         ("__schema_apply_lock__", "reserved by the engine"),
         ("main", "is there already"),
@@ -222,7 +222,7 @@ def test_a_refused_write_makes_no_branch(graph: Storage) -> None:
             branchFrom="main",
             expectedTableVersions=f'{{"{PERSON}":9}}',
         )
-    with pytest.raises(OptionError, match="is no branch name"):
+    with pytest.raises(OptionError, match="is not a valid branch name"):
         write_ids(graph, "../dev", PERSON, ["d"], branchFrom="main")
     with pytest.raises(VersionNotFoundError, match="no version, commit or tag 'nope'"):
         write_ids(graph, "dev", PERSON, ["d"], branchFrom="nope")
@@ -236,7 +236,7 @@ def test_without_branch_from_a_missing_branch_is_refused_and_the_branches_are_li
         write_ids(graph, "dev", PERSON, ["d"])
 
 
-# --- forks: PROTOCOL 21 and 22 -----------------------------------------------------------------
+# --- forks: rule 21 and 22 -----------------------------------------------------------------
 
 
 def forget(graph: Storage, name: str) -> None:
@@ -416,7 +416,7 @@ def test_the_lineage_of_a_branch_that_is_being_made_is_not_taken_for_left_over(
     assert check_graph(graph.root) == []
 
 
-# --- deleting: PROTOCOL 23 ---------------------------------------------------------------------
+# --- deleting: rule 23 ---------------------------------------------------------------------
 
 
 def test_deleting_a_branch_takes_its_forks_and_leaves_main(graph: Storage) -> None:
@@ -560,7 +560,7 @@ def test_deleting_waits_for_a_writer_that_gives_signs_of_life(graph: Storage) ->
     assert names(graph) == ["main"]
 
 
-# --- crashes and crowds: RELIABILITY 4 and 15 --------------------------------------------------
+# --- crashes and crowds --------------------------------------------------
 
 POINTS = [
     "commit.record_written",

@@ -79,7 +79,7 @@ def later(days: float = 8) -> datetime:
 
 
 def clean(storage: Storage, days: float = 8, *, dry_run: bool = False) -> Cleaned:
-    """Clean up as somebody would `days` from now."""
+    """Clean up as another writer would `days` from now."""
     return cleanup(storage, dry_run=dry_run, now=later(days))
 
 
@@ -190,7 +190,7 @@ def test_as_many_newest_versions_stay_as_are_asked_for(graph: Storage) -> None:
         load(graph, version=newest - 3)
 
 
-# --- PROTOCOL 27 -----------------------------------------------------------------------------------
+# --- rule 27 -----------------------------------------------------------------------------------
 
 
 def test_the_published_version_stays_under_an_unpublished_head(graph: Storage) -> None:

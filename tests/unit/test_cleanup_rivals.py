@@ -54,7 +54,7 @@ def graph(made: Path, tmp_path: Path) -> Iterator[Storage]:
 
 
 def clean(storage: Storage, days: float = 30) -> cleaning.Cleaned:
-    """Clean up as somebody would so many days from now."""
+    """Clean up as another writer would so many days from now."""
     moment = datetime.now(timezone.utc) + timedelta(days=days)
     return cleaning.cleanup(
         storage, timedelta(0), 1, dry_run=False, force=True, grace_seconds=GRACE, now=moment
@@ -281,7 +281,7 @@ def test_a_cleanup_keeps_the_staged_files_of_a_job_that_takes_longer_than_its_ag
     planned = replace(planned, planned_at=staging.begin(graph, planned.publish_id))
     staged = stage_rows(planned, {PERSON: ["staged"]})
     assert clean(graph, 6).versions > 0
-    assert check(graph) == []  # a write that is going on is no damage
+    assert check(graph) == []  # a write that is going on is not a damage
     commit(planned, staged)
     staging.end(graph, planned.publish_id)
     assert "staged" in ids_at(graph, PERSON)

@@ -1,6 +1,6 @@
 """With exact assignment every Spark type is kept in every stored type, or refused by name.
 
-The oracle is written anew from the design, in plain Python, value by value.
+The oracle is written again from the design, in plain Python, value by value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A whole write: rounds, put-back, crash records, lineage, what is left behind (DESIGN 5)."""
+"""A whole write: rounds, put-back, crash records, lineage, what is left behind."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ def test_an_append_is_never_unchecked(graph: Storage) -> None:
 def test_new_edges_while_their_node_table_is_overwritten_make_it_look_again(
     graph: Storage,
 ) -> None:
-    """The overwrite's guards: it goes round, and its publish then expects the edges it has seen."""
+    """The overwrite's guards: it retries, and its publish then expects the edges it has seen."""
     rounds: list[int] = []
     _faults.arm("commit.record_written", lambda: rounds.append(1))
     _faults.arm(
@@ -415,7 +415,7 @@ def test_an_append_that_loses_the_publishers_budget_starts_a_new_round(graph: St
     assert ids(graph, PERSON) == ["first", "ours"]
 
 
-# --- once, whatever is lost (PROTOCOL 2, 3, 4, 19) ---------------------------------------------
+# --- once, whatever is lost (rules 2, 3, 4, 19) ---------------------------------------------
 
 
 @pytest.mark.parametrize("rival", [False, True])
@@ -425,7 +425,7 @@ def test_an_append_that_loses_the_publishers_budget_starts_a_new_round(graph: St
 def test_a_lost_answer_never_loses_or_doubles_rows(
     graph: Storage, level: str, landed: bool, rival: bool, answers: str
 ) -> None:
-    """The 16 cells of RELIABILITY 24 and 25 that a process can see by itself."""
+    """The 16 cells that a process can see by itself."""
     busy: list[bool] = []
     lost: list[bool] = []
 
@@ -537,7 +537,7 @@ def test_files_are_deleted_by_a_failure_before_the_first_table_commit_and_only_t
 
 
 def test_a_write_that_somebodys_recovery_published_whole_is_done(graph: Storage) -> None:
-    """The engine rolls forward under an id of its own; going round again would double the rows."""
+    """The engine rolls forward under an id of its own; retrying would double the rows."""
     planned = writes.plan(graph, [PERSON, COMPANY])
     staged = writes.stage_rows(planned, {PERSON: ["ours"], COMPANY: ["ours"]})
     _faults.arm("commit.before_publish", writes.die)
@@ -626,7 +626,7 @@ def test_a_batch_survives_overwrites(graph: Storage) -> None:
     assert writes.write(graph, {PERSON: ["b"]}, **txn(7)).skipped
 
 
-# --- crash records (PROTOCOL 24; RELIABILITY 10, 12) -------------------------------------------
+# --- crash records (rule 24) -------------------------------------------
 
 
 def test_a_write_leaves_a_record_of_the_engines_form_while_it_commits(graph: Storage) -> None:
@@ -909,7 +909,7 @@ def test_an_overwrite_is_refused_for_a_rivals_write_after_the_healing(graph: Sto
 
 
 def test_a_heal_publishes_a_row_for_each_version_that_it_skips(graph: Storage) -> None:
-    """So that a late publish of the engine, which writes no guards, loses (PROTOCOL 9)."""
+    """So that a late publish of the engine, which writes no guards, loses (rule 9)."""
     from omnigraph_spark.manifest.snapshot import open_main, read_rows
 
     dead = writes.write_and_die(graph, "commit.before_publish", {PERSON: ["dead"]})

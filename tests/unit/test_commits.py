@@ -477,7 +477,7 @@ def test_time_is_utc_whatever_the_time_zone_of_the_writer(
 
 
 def test_a_row_that_notes_a_recovery_hides_no_commit(graph: Storage) -> None:
-    """The engine notes a dead write that it took back at the version that it found [run]."""
+    """The engine notes a dead write that it took back at the version that it found."""
     first, version = publish_version(graph, KEY, 1)
     commits.record_publish(graph, "main", first, version)
     note = Commit(new_ulid(), None, version, first, None, datetime(2030, 1, 1))

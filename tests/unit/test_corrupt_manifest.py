@@ -1,4 +1,4 @@
-"""A damaged catalog and lost files: typed errors that name what is wrong (RELIABILITY 37, 38)."""
+"""A damaged catalog and lost files: typed errors that name what is wrong."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_lost_or_damaged_data_file_is_an_error_and_never_a_short_result(
 
 @pytest.mark.parametrize("place", range(0, 600, 40))
 def test_a_flipped_bit_in_a_data_file_never_shortens_the_result(graph: Storage, place: int) -> None:
-    """Lance's files carry no checksums, so a flip inside a value can't be told from a value."""
+    """Lance's files carry no checksums, so a flip inside a value can't be distinguished from a value."""
     path = data_file(graph, PERSON)
     data = bytearray(path.read_bytes())
     data[place % len(data)] ^= 0x10

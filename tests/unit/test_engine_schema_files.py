@@ -249,7 +249,7 @@ def test_a_write_without_new_types_is_not_refused_for_a_pg_text_of_unknown_form(
 
 def test_a_pg_text_that_is_no_utf8_is_a_typed_error(social: Storage) -> None:
     social.put("_schema.pg", b"\xff\xfe")
-    with pytest.raises(CorruptManifestError, match=r"_schema.pg is no UTF-8 text"):
+    with pytest.raises(CorruptManifestError, match=r"_schema.pg is not UTF-8 text"):
         engine_schema.read(social)
 
 

@@ -62,7 +62,7 @@ def test_spaces_make_no_difference() -> None:
 )  # fmt: skip
 def test_what_is_no_type_is_refused_with_what_is_one(text: str) -> None:
     with pytest.raises(
-        OptionError, match=r"\[OMNIGRAPH_OPTION\].*is no property type.*Vector\(n\)"
+        OptionError, match=r"\[OMNIGRAPH_OPTION\].*is not a property type.*Vector\(n\)"
     ):
         property_types.parse(text)
 

@@ -502,7 +502,7 @@ def test_a_node_is_not_taken_away_from_under_an_edge_that_a_rival_brings(
 def test_rows_that_an_earlier_round_saw_and_a_restore_brought_back_are_looked_at_again(
     graph: Storage,
 ) -> None:
-    """After the overwrite of a rival, and its undoing, all rows count again (PROTOCOL 25)."""
+    """After the overwrite of a rival, and its undoing, all rows count again (rule 25)."""
     rivals = iter(
         [
             lambda: save(graph, {PERSON: [{"id": "b"}]}, mode="overwrite"),

@@ -156,7 +156,9 @@ def test_a_branch_name_that_lance_takes_is_taken(name: str) -> None:
     ],
 )
 def test_a_branch_name_of_hostile_shape_is_refused(name: str) -> None:
-    with pytest.raises(OptionError, match=r"^\[OMNIGRAPH_OPTION\] [^\n]* is no branch name"):
+    with pytest.raises(
+        OptionError, match=r"^\[OMNIGRAPH_OPTION\] [^\n]* is not a valid branch name"
+    ):
         layout.check_branch_name(name)
 
 

@@ -69,7 +69,7 @@ def _killed_at(point: str, call: Callable[[], object]) -> None:
 
 
 def _is_refused(storage: Storage, name: str, under: str | None = None) -> bool:
-    """Tell whether the row that breaks a property's rule is refused, and leave no such row."""
+    """Return whether the row that breaks a property's rule is refused, and leave no such row."""
     row = {under if key == name and under else key: value for key, value in RULES[name].items()}
     try:
         save(storage, {PERSON: [row]}, integrity="strict")

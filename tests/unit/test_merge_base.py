@@ -92,7 +92,7 @@ def test_a_base_on_a_deleted_branch_is_no_base_and_no_older_one_is_taken(graph: 
 
 
 def test_a_recovery_note_that_was_merged_stands_for_its_commit(graph: Storage) -> None:
-    """The engine merges the newest row of a branch, which may note what it took back [run]."""
+    """The engine merges the newest row of a branch, which may note what it took back."""
     theirs = head(graph, "dev")
     note = replace(
         theirs,
@@ -107,7 +107,7 @@ def test_a_recovery_note_that_was_merged_stands_for_its_commit(graph: Storage) -
 
 
 def test_who_fills_the_gap_of_a_merge_names_what_it_merged(graph: Storage) -> None:
-    """PROTOCOL 30: without it the next merge would begin too early and bring back what is gone."""
+    """rule 30: without it the next merge would begin too early and bring back what is gone."""
     merged = head(graph, "dev")
     _faults.arm("lineage.before_row", die)
     with pytest.raises(Died):

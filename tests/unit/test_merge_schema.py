@@ -1,4 +1,4 @@
-"""`mergeSchema`: new columns of a frame become nullable properties, without a rewrite (issue 6)."""
+"""`mergeSchema`: new columns of a frame become nullable properties, without a rewrite."""
 
 from __future__ import annotations
 

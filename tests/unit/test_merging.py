@@ -331,7 +331,7 @@ def test_a_deleted_node_under_an_edge_of_the_target_is_an_orphan(graph: Storage)
 
 
 def test_the_same_edge_made_on_two_branches_is_one_edge_or_a_conflict(graph: Storage) -> None:
-    """CASES C30 (e)."""
+    """(e)."""
     for branch in ("main", "dev"):
         write_rows(graph, {KNOWS: [("ac", "a", "c")]}, branch=branch)
     merge(graph, "dev")
@@ -387,7 +387,7 @@ def test_what_cant_be_merged_is_refused_by_name(graph: Storage) -> None:
         prepare(graph, "nope")
     with pytest.raises(OptionError, match="into itself"):
         prepare(graph, "main")
-    with pytest.raises(OptionError, match="'mine' is no resolution"):
+    with pytest.raises(OptionError, match="'mine' is not a resolution"):
         prepare(graph, "dev", resolution="mine")
-    with pytest.raises(OptionError, match="is no table key"):
+    with pytest.raises(OptionError, match="is not a valid table key"):
         prepare(graph, "dev", resolution={"Person": "ours"})

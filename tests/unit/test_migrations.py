@@ -1,4 +1,4 @@
-"""The stamp of `__manifest` and the way from v1 to v2 (seed 001; FORMAT, "Stamps")."""
+"""The stamp of `__manifest` and the way from v1 to v2 (format.md, "Stamps")."""
 
 from __future__ import annotations
 

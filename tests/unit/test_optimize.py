@@ -225,7 +225,7 @@ def test_deleted_rows_are_materialized_and_the_others_keep_their_ids(tmp_path: P
     assert found_by_index(storage, PERSON, "n5") == []
 
 
-# --- PROTOCOL 26 -----------------------------------------------------------------------------------
+# --- rule 26 -----------------------------------------------------------------------------------
 
 
 def test_rows_of_a_dead_writer_at_the_head_are_not_published_by_maintenance(graph: Storage) -> None:

@@ -73,7 +73,7 @@ def test_every_option_of_the_design_is_declared() -> None:
         "endpoints",
         "types",
         "integrity",
-        "badRecordsPath",  # of issue 6
+        "badRecordsPath",
         "onDelete",
         "overwriteEmpty",
         "replaceWhere",

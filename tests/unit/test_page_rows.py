@@ -1,4 +1,4 @@
-"""Large rows make pages of a bounded size, and none is a page alone (CASES C42 a)."""
+"""Large rows make pages of a bounded size, and none is a page alone."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_error_behind_a_large_row_is_raised_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(("mode", "pages"), [("append", 2), ("merge", 1)])
-def test_c42_no_page_of_a_file_is_one_large_row(tmp_path: Path, mode: str, pages: int) -> None:
+def test_no_page_of_a_file_is_one_large_row(tmp_path: Path, mode: str, pages: int) -> None:
     """Pages of one row are read before the first row is given, all of them at once."""
     from lance.file import LanceFileReader
 

@@ -211,7 +211,7 @@ def test_a_filtered_fragment_is_cut_into_few_ranges(graph: Path) -> None:
 def test_a_table_without_rows_has_no_partitions_and_reads_as_nothing(graph: Path) -> None:
     reader = _reader(graph, table=EMPTY)
     assert reader.partitions() == []
-    # What Spark makes of an empty list (FACTS 5): 4.3 and 4.0.
+    # What Spark makes of an empty list (fact 5): 4.3 and 4.0.
     assert list(reader.read(InputPartition(None))) == []
     assert list(reader.read(None)) == []
 

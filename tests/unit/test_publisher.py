@@ -1,4 +1,4 @@
-"""One atomic publish of any number of tables (seed 001; PROTOCOL 3 to 10; DESIGN 5, "Guards")."""
+"""One atomic publish of any number of tables (rules 3 to 10)."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_the_check_runs_again_in_every_attempt(graph: Storage) -> None:
     assert versions(graph)[A] == 4
 
 
-# --- guards of node deletes and of new edge tables (DESIGN 5; issue "under fire") ---------------
+# --- guards of node deletes and of new edge tables (issue "under fire") ---------------
 
 
 def node_delete() -> Publish:
@@ -335,7 +335,7 @@ def _table_rows(storage: Storage) -> list[dict[str, Any]]:
     return [row for row in rows if row["object_type"] == "table"]
 
 
-# --- own id, unknown outcomes (PROTOCOL 3, 4) --------------------------------------------------
+# --- own id, unknown outcomes (rules 3, 4) --------------------------------------------------
 
 
 def lose_the_answer(after: Callable[[], object] | None = None) -> Callable[[int], object]:
@@ -412,7 +412,7 @@ def test_an_unknown_outcome_is_settled_once_somebody_has_its_version(graph: Stor
         publish(graph, request(version(A, 5), expected={A: 4}))
 
 
-# --- visibility, handles, damaged graphs, the engine (PROTOCOL 5, 6, 8, 9) ---------------------
+# --- visibility, handles, damaged graphs, the engine (rules 5, 6, 8, 9) ---------------------
 
 
 @pytest.mark.parametrize("number", [3, 4])
@@ -423,7 +423,7 @@ def test_a_version_at_or_below_the_tombstone_is_refused_not_acknowledged(
     before = load(graph)
     with pytest.raises(CorruptManifestError, match=r"node:A would not become the visible one"):
         publish(graph, request(version(A, number)))
-    # Who makes the table, and may go round again, is told that others made and dropped it.
+    # Who makes the table, and may retry, is told that others made and dropped it.
     with pytest.raises(ExpectedVersionMismatch, match="expected version 0 · found version 4"):
         publish(graph, request(version(A, number), expected={A: 0}))
     assert load(graph) == before
@@ -508,7 +508,7 @@ def test_a_late_publish_of_the_engine_loses_against_the_rows_of_skipped_versions
     assert versions(graph)[A] == 6
 
 
-# --- txnAppId, txnVersion (PROTOCOL 10) --------------------------------------------------------
+# --- txnAppId, txnVersion (rule 10) --------------------------------------------------------
 
 
 def test_a_batch_that_is_there_already_is_skipped(graph: Storage) -> None:

@@ -1,4 +1,4 @@
-"""What branch, version, commit id, tag and time mean (DESIGN 3 and 8), on graphs of the engine."""
+"""What branch, version, commit id, tag and time mean, on graphs of the engine."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def save_acknowledged(storage: Storage) -> None:
 
 
 def old_cleanup(storage: Storage) -> cleaning.Cleaned:
-    """Clean up as somebody would in a month: all that is there is old by then."""
+    """Clean up as another writer would in a month: all that is there is old by then."""
     moment = datetime.now(timezone.utc) + timedelta(days=30)
     return cleaning.cleanup(
         storage, timedelta(0), 1, dry_run=False, force=True, grace_seconds=GRACE, now=moment

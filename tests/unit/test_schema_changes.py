@@ -1,4 +1,4 @@
-"""Tables and properties come and go, one publish each; old versions read as before (issue 6)."""
+"""Tables and properties come and go, one publish each; old versions read as before."""
 
 from __future__ import annotations
 

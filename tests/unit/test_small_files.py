@@ -96,7 +96,7 @@ def write(storage: Storage, every: list[Values], mode: str = "append", **more: A
 
 
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
-def test_c42_a_thousand_rows_of_two_hundred_tasks_are_one_file(storage: Storage, mode: str) -> None:
+def test_a_thousand_rows_of_two_hundred_tasks_are_one_file(storage: Storage, mode: str) -> None:
     write(storage, [{"first": 1}])
     before = data_files(storage, T)
     write(storage, tasks(200), mode)

@@ -1,4 +1,4 @@
-"""The snapshot is a pure fold of the manifest's rows (seed 001, "Snapshot reconstruction")."""
+"""The snapshot is a pure fold of the manifest's rows ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staging writes data files and commits nothing (DESIGN 5, "Staging"; PROTOCOL 1)."""
+"""Staging writes data files and commits nothing (rule 1)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from omnigraph_spark.errors import OptionError, StorageError
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError
 from omnigraph_spark.storage.store import Storage, normalize_root
 
-# --- spellings of a root (CASES C40) -----------------------------------------------------------
+# --- spellings of a root -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_lance_and_plain_objects_meet_in_one_folder_of_any_name(tmp_path: Path, 
     assert storage.get("_schema.pg") == b"x"
 
 
-# --- options (CASES C39) -----------------------------------------------------------------------
+# --- options -----------------------------------------------------------------------
 
 
 def test_options_count_in_any_case() -> None:

@@ -1,4 +1,4 @@
-"""One table's part of a write: whose head is it, and what lands on it (PROTOCOL 1, 11 to 20)."""
+"""One table's part of a write: whose head is it, and what lands on it (rules 1, 11 to 20)."""
 
 from __future__ import annotations
 
@@ -444,7 +444,7 @@ def test_every_table_transaction_carries_the_publish_id(graph: Storage) -> None:
 
 
 def test_the_index_builds_of_an_overwrite_belong_to_it(graph: Storage) -> None:
-    """A long build is no silent stranger's: its transaction can't carry an id of its own."""
+    """A long build is not a silent stranger's: its transaction can't carry an id of its own."""
     dataset(graph).create_scalar_index("name", "BTREE")
     publish_head(graph)
     done = writes.write(graph, {PERSON: ["ours"]}, "overwrite")

@@ -71,12 +71,12 @@ def test_a_cleanup_of_a_tables_old_versions_leaves_the_tagged_one(graph: Storage
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("", "is no tag name"),
-        ("a b", "is no tag name"),
-        ("../x", "is no tag name"),
-        ("a/b", "is no tag name"),
-        ("-a", "is no tag name"),
-        ("x@1", "is no tag name"),
+        ("", "is not a valid tag name"),
+        ("a b", "is not a valid tag name"),
+        ("../x", "is not a valid tag name"),
+        ("a/b", "is not a valid tag name"),
+        ("-a", "is not a valid tag name"),
+        ("x@1", "is not a valid tag name"),
         ("7", "read like a graph version"),
         ("01ARZ3NDEKTSV4RRFFQ69G5FAV", "read like a graph version or a commit id"),
         ("main", "is the name of a branch"),

@@ -427,7 +427,7 @@ def test_nothing_of_an_orphan_is_adopted_by_an_upsert(storage: Storage) -> None:
     assert ids(storage, PERSON) == ["first", "second"]
 
 
-def test_c28_writers_of_overlapping_new_keys_at_once_leave_one_row_of_each(
+def test_writers_of_overlapping_new_keys_at_once_leave_one_row_of_each(
     storage: Storage,
 ) -> None:
     upsert(storage, [rows(id=["A"], a=[0], b=["b"], f=[0.0])])
@@ -662,7 +662,7 @@ def test_lance_reads_the_row_ids_that_are_encoded_here(tmp_path: Path, found: li
     assert read["_rowid"].to_pylist() == [one + 1 for one in found]
 
 
-def test_c45_a_merge_that_changes_one_byte_of_a_blob_is_seen_and_moves_no_other(
+def test_a_merge_that_changes_one_byte_of_a_blob_is_seen_and_moves_no_other(
     storage: Storage,
 ) -> None:
     from omnigraph_spark.arrow.to_table import to_table_batch

@@ -102,7 +102,7 @@ def test_a_step_that_is_lost_takes_the_table_back_and_the_next_round_writes_all(
     def second_is_lost(*args: Any, **options: Any) -> Any:
         sending.append(is_clean(head(storage), pinned))
         if len(sending) == 2:
-            raise StartOver("as if somebody was first")
+            raise StartOver("as if another writer was first")
         return sent(*args, **options)
 
     monkeypatch.setattr(table_commit, "commit", second_is_lost)

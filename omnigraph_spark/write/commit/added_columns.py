@@ -1,6 +1,6 @@
 """Columns that a write adds to a table: committed as metadata, filled by its fragments (driver).
 
-Tasks run before the column exists, and fragments carry field ids (PROTOCOL 1). So tasks write
+Tasks run before the column exists, and fragments carry field ids (rule 1). So tasks write
 their files as for a new table and enter the ids that the columns are going to have; the commit
 numbers the columns again, against the version that it commits on, and enters those ids instead: a
 data file itself holds none. The columns that the table had must still have the ids of the plan.
@@ -48,7 +48,7 @@ def schema_with(target: TableTarget, head: LanceDataset) -> LanceSchema:
             missing.append(wanted)
         elif str(found.type) != str(wanted.type):
             raise SchemaMismatchError(
-                f"Somebody else added {name} to {target.table_key} meanwhile, with another type",
+                f"Another writer added {name} to {target.table_key} meanwhile, with another type",
                 expected=str(wanted.type),
                 found=str(found.type),
                 hint="Nothing was published. Cast the column, then write again",
@@ -62,7 +62,7 @@ def add(round_: Round, head: LanceDataset, schema: LanceSchema) -> LanceDataset:
     """Add the columns of `schema` that a table lacks, in its next version; `head` if none.
 
     Raises:
-        StartOver: somebody else was first; nothing of this stays that another could adopt.
+        StartOver: another writer was first; nothing of this stays that another could adopt.
         StorageError: the store failed.
     """
     from lance import LanceOperation
@@ -116,7 +116,7 @@ def reshape(round_: Round, target: TableTarget, entry: TableEntry) -> LanceDatas
     One that is mapped to its own name may be null from there on.
 
     Raises:
-        StartOver: somebody else was first; nothing of this stays that another could adopt.
+        StartOver: another writer was first; nothing of this stays that another could adopt.
         SchemaMismatchError: a column isn't there any more, or its new name is taken.
         StorageError: the store failed.
     """
@@ -128,7 +128,7 @@ def reshape(round_: Round, target: TableTarget, entry: TableEntry) -> LanceDatas
     for old, new in target.renamed:
         if old not in names or (new in names and new != old):
             raise SchemaMismatchError(
-                f"The columns of {target.table_key} were changed by somebody else meanwhile",
+                f"The columns of {target.table_key} were changed by another writer meanwhile",
                 expected=f"a column {old}" if old not in names else f"no column {new}",
                 found=", ".join(names)[:300],
                 hint="Nothing was changed. Look at the table, then call again",

@@ -1,4 +1,4 @@
-"""Many frames, one commit: stage table after table, then publish once (DESIGN 2).
+"""Many frames, one commit: stage table after table, then publish once.
 
 Runs in the process that called `OmniGraph.write`, except `leave_messages`, which is the commit hook
 of each staging write and runs in a process of Spark's own. Between them stands an object per table

@@ -1,10 +1,10 @@
 """Commit a whole write: table commits, then one publish; rounds, put-back, crash record, lineage.
 
 Runs on the driver, once per write, in the process that Spark calls `commit` in. The outline is
-DESIGN 5, the rules are PROTOCOL. What is left behind, by outcome:
+The rules are in docs/internals/protocol.md. What is left behind, by outcome:
 
 - failed before the first table commit (conflict, validation): the staged files are deleted;
-- failed after one: the tables are put back, the files stay for cleanup (PROTOCOL 19);
+- failed after one: the tables are put back, the files stay for cleanup (rule 19);
 - unknown outcome: nothing is deleted, the crash record stays, `PublishOutcomeUnknown` names the id;
 - published and a later step failed: the write is done; lineage and records are mended by the next.
 """
@@ -164,8 +164,7 @@ def abort(plan: WritePlan, staged: Iterable[StagedTable], *, complete: bool) -> 
     """Clean up after a failed job; runs on the driver, in another process than `commit`.
 
     Deletes the files of its messages only if one of the messages was missing (`complete` is False):
-    then a task failed and `commit` was never entered. Otherwise `commit` has done what is safe
-    (DESIGN 5).
+    then a task failed and `commit` was never entered. Otherwise `commit` has done what is safe.
     """
     if not complete:
         staged_files.delete(plan, staged)
@@ -183,7 +182,7 @@ def _touched(plan: WritePlan, by_table: Mapping[str, Sequence[StagedTable]]) -> 
 
 
 def _is_touched(plan: WritePlan, key: str, by_table: Mapping[str, Sequence[StagedTable]]) -> bool:
-    """Tell whether a table gets a new version: it has rows, is listed, or is marked by it."""
+    """Return whether a table gets a new version: it has rows, is listed, or is marked by it."""
     target = plan.targets[key]
     has_rows = any(one.fragments or any(m.rows for m in one.matches) for one in by_table[key])
     listed = bool(target.added or target.renamed) or target.mode in (OVERWRITE, CREATE, RESTORE)
@@ -215,7 +214,7 @@ class _Write:
         self._followed: dict[str, int] = {}
 
     def run(self, heartbeat: Heartbeat) -> Committed:
-        """Go round until published, refused or out of time."""
+        """Retry until published, refused or out of time."""
         plan = self._plan
         try:
             published = self._rounds(heartbeat)
@@ -254,7 +253,7 @@ class _Write:
                 time.sleep(random.uniform(0.1, 1.0) * longest)
 
     def _may_repeat(self, error: OmnigraphError) -> bool:
-        """Tell whether a lost round may be gone again: nothing moved that the caller expects.
+        """Return whether a lost round may be gone again: nothing moved that the caller expects.
 
         Contention at the publisher ends an overwrite that expects something, not an append.
         """
@@ -383,7 +382,7 @@ class _Write:
             raise TableNotFoundError(
                 f"{key} was dropped while the write was running",
                 expected=f"version {target.version}, or a later one",
-                hint="Nothing was published. Write again to make the table anew",
+                hint="Nothing was published. Write again to create the table again",
                 table_key=key,
             )
         if self._plan.mode == RESTORE:  # each table of it has a way of its own
@@ -455,14 +454,14 @@ class _Write:
             self._followed[key] = found
 
     def _holds(self, key: str, version: int, found: int, rows: pa.Table) -> bool:
-        """Tell whether what the plan expects of a table is true of another published version."""
+        """Return whether what the plan expects of a table is true of another published version."""
         target = self._plan.targets.get(key)
         if target is not None and not updates.can_be_matched_again(self._plan, target):
             return False
         return has_same_rows(rows, key, version, found)
 
     def _is_maintained(self, key: str) -> bool:
-        """Tell whether nothing but maintenance moved a table since its version was expected."""
+        """Return whether nothing but maintenance moved a table since its version was expected."""
         rows = read_rows(open_manifest(self._plan.storage, self._plan.branch))
         found = fold(rows, self._plan.branch, 0).version(key)
         return self._holds(key, self._plan.expected[key], found, rows)
@@ -526,7 +525,7 @@ class _Write:
             self._tidy(lambda: staged_files.delete(self._plan, self._all_staged()))
 
     def _is_put_back(self) -> bool:
-        """Tell whether no published table is left with an unpublished head of this write."""
+        """Return whether no published table is left with an unpublished head of this write."""
         if not self._tables_tried:
             return True
         try:

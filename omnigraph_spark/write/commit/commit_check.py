@@ -1,4 +1,4 @@
-"""The check of keys and edge ends inside the rounds of a commit (PROTOCOL 25), and its bad rows.
+"""The check of keys and edge ends inside the rounds of a commit (rule 25), and its bad rows.
 
 Runs on the driver, once per round, after dead writes were healed and before a table is committed.
 """
@@ -175,7 +175,7 @@ def drop_bad(
     `entry` is the table as published, None where the write makes it.
 
     Raises:
-        StartOver: somebody else was first; the table is put back if it still can be.
+        StartOver: another writer was first; the table is put back if it still can be.
         StorageError: the store failed; the same.
     """
     reached = int(made.version)
@@ -220,7 +220,7 @@ def _replaces(plan: WritePlan) -> str:
 
 
 def _may_repeat(target: TableTarget, staged: Iterable[StagedTable]) -> bool:
-    """Tell whether an upsert's new rows may have an id twice: not within one file of one chunk.
+    """Return whether an upsert's new rows may have an id twice: not within one file of one chunk.
 
     The stored rows that its tasks matched are compared before the rounds.
     """

@@ -1,7 +1,7 @@
 """Delete rows by id: which edges would lose an end, and what becomes of them; on the driver.
 
-Runs inside each round, against the snapshot that is committed on (PROTOCOL 25). The edge tables
-that are looked at are guarded by the publish (PROTOCOL 7), so what is found holds at the commit.
+Runs inside each round, against the snapshot that is committed on (rule 25). The edge tables
+that are looked at are guarded by the publish (rule 7), so what is found holds at the commit.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def with_edges(
     a branch, an edge table that isn't forked yet is.
 
     Raises:
-        IntegrityError: (`restrict`) edges would end nowhere; says how many, and which.
+        IntegrityError: (`restrict`) edges would be left dangling; says how many, and which.
         CorruptManifestError: it isn't known where the edges of a table end.
         StorageError: the store failed.
     """
@@ -148,7 +148,7 @@ def _stranded(
             if not len(ids):
                 continue
             scanner = edges.scanner(columns=["id", *_ENDS], with_row_address=True)
-            with translated(f"Looking for edges of {key} that would end nowhere"):
+            with translated(f"Looking for edges of {key} that would be left dangling"):
                 for rows in matches.gathered(scanner.to_batches(), _EDGES_AT_ONCE):
                     _look(rows, ids, sides, gone, result, key)
     result.addresses = matches.ascending(result.addresses)
@@ -227,7 +227,7 @@ KEEPS_IDS = frozenset({APPEND, MERGE})
 
 
 def keeps_ids(plan: WritePlan) -> bool:
-    """Tell whether a write takes no node id away; a merge of branches may, and `merge_into`."""
+    """Return whether a write takes no node id away; a merge of branches may, and `merge_into`."""
     return plan.mode in KEEPS_IDS and plan.merged_parent is None and not plan.deletes
 
 

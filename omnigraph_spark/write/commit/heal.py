@@ -1,4 +1,4 @@
-"""Resolve what dead writers of our own kind left: roll their tables back, as a whole (DESIGN 5).
+"""Resolve what dead writers of our own kind left: roll their tables back, as a whole.
 
 Runs on the driver, at the start of a write's round, where a crash record of another write has not
 been renewed for the grace. Nobody rolls a dead write forward. The restored versions are published,
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 def resolve_dead(round_: Round, grace_seconds: float) -> int:
     """Resolve the records of dead writers and return how many there were; runs once per round.
 
-    The caller's own record must just have been written: age is taken against it (PROTOCOL 24).
+    The caller's own record must just have been written: age is taken against it (rule 24).
 
     Raises:
         StartOver: a rival was at the same tables; the next round looks again.

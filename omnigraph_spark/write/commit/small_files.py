@@ -1,7 +1,7 @@
 """Few files where many small tasks wrote: their rows are gathered before the first table commit.
 
 Runs on the driver, in the rounds of a write, and has something to do in the first at most. Each
-task stages a file of its own (PROTOCOL 1), so a thousand rows of 200 tasks would be 200 fragments,
+task stages a file of its own (rule 1), so a thousand rows of 200 tasks would be 200 fragments,
 which every later read opens. What is gathered is bounded, whatever a write has: above that, files
 stay as they are until `optimize`. Tables with blobs are left out: their bytes are in files beside.
 """
@@ -78,7 +78,7 @@ def _small(target: TableTarget, staged: Sequence[StagedTable], room: int) -> lis
 
 
 def _is_cheap(plan: WritePlan, target: TableTarget, small: Sequence[StagedTable]) -> bool:
-    """Tell whether an upsert's rows are matched again without a long scan on the driver."""
+    """Return whether an upsert's rows are matched again without a long scan on the driver."""
     if target.mode != MERGE:
         return True
     dataset = plan.storage.dataset(target.location, target.table_branch, target.version)

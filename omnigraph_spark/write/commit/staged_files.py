@@ -1,6 +1,6 @@
 """The data files of a write's messages: are they published, and when they may be deleted.
 
-Runs on the driver. A file that was ever part of a table commit is never deleted here (PROTOCOL 19).
+Runs on the driver. A file that was ever part of a table commit is never deleted here (rule 19).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FEW_FILES = 4
 def are_published(
     plan: WritePlan, by_table: Mapping[str, Sequence[StagedTable]], snapshot: Snapshot
 ) -> bool:
-    """Tell whether somebody's recovery has published the staged files (PROTOCOL 2).
+    """Return whether another writer's recovery has published the staged files (rule 2).
 
     Costs nothing for tables that nobody published since the plan.
 
@@ -47,7 +47,7 @@ def are_published(
         found += len(ours & there)
     if 0 < found < wanted:
         raise PublishOutcomeUnknown(
-            plan.publish_id, f"somebody published {found} of its {wanted} files"
+            plan.publish_id, f"another writer published {found} of its {wanted} files"
         )
     return 0 < found == wanted
 

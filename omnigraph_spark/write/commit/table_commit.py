@@ -1,4 +1,4 @@
-"""Commit one table's part of a write to its dataset, unpublished; drift-safe (PROTOCOL 11 to 20).
+"""Commit one table's part of a write to its dataset, unpublished; drift-safe (rules 11 to 20).
 
 Runs on the driver, once per table and round. Each version that is made must be exactly one more
 than the last; what is published is the last one. A round that loses puts its tables back
@@ -69,7 +69,7 @@ class Moved:
     schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
 
     def rows(self, storage_metadata: dict[str, Any], ours: dict[str, Any]) -> list[VersionRow]:
-        """Return the version row, and one for each version that was skipped (PROTOCOL 9)."""
+        """Return the version row, and one for each version that was skipped (rule 9)."""
         metadata = {
             **storage_metadata,
             OURS: {**ours, "rows_added": self.rows_added, "rows_removed": self.rows_removed},
@@ -99,7 +99,7 @@ def commit_table(
     highest version or tombstone that the key ever had; `bad` are staged rows to leave out again.
 
     Raises:
-        StartOver: somebody else was first; nothing of this table stays that another write could
+        StartOver: another writer was first; nothing of this table stays that another write could
             adopt.
         SchemaMismatchError: the table's schema isn't the one the fragments were staged under.
         UnsupportedError: a leftover of another program is in the way.
@@ -169,7 +169,7 @@ def is_put_back(round_: Round, target: TableTarget, entry: TableEntry) -> bool:
     """Put a table back whose head is this write's and unpublished, if a lost round couldn't.
 
     Returns False where it stays ahead: then the write's crash record must stay too, or the engine's
-    next insert would adopt the head (FORMAT, "Crash records").
+    next insert would adopt the head (format.md, "Crash records").
     """
     pinned = entry.table_version
     try:
@@ -187,7 +187,7 @@ def is_put_back(round_: Round, target: TableTarget, entry: TableEntry) -> bool:
 
 
 def manifest_metadata(round_: Round, moved: Moved) -> dict[str, Any]:
-    """Return the engine's part of a version row's metadata (FORMAT, "`__manifest` rows").
+    """Return the engine's part of a version row's metadata (format.md, "`__manifest` rows").
 
     The engine opens tables through it, this connector never does.
     """
@@ -333,7 +333,7 @@ def _create(
 
 
 def _first_version(round_: Round, target: TableTarget, fragments: list[Any]) -> LanceDataset:
-    """Create the dataset in one strict commit: of several creators one succeeds (PROTOCOL 20).
+    """Create the dataset in one strict commit: of several creators one succeeds (rule 20).
 
     Lance's `mode="create"`, and a commit with retries, silently overwrite a faster creator's.
     """

@@ -1,8 +1,8 @@
 """The head of one table's dataset: is it what the snapshot pins, and if not, whose is it?
 
-Lance rebases an append onto whatever is at a table's head (FACTS 19), so before a commit the head
+Lance rebases an append onto whatever is at a table's head (fact 19), so before a commit the head
 must be the pinned version, or be *clean*: nothing above it but a Restore of the pinned version and
-the removal of auto-cleanup keys (PROTOCOL 12). A head that is ahead belongs to a writer that is
+the removal of auto-cleanup keys (rule 12). A head that is ahead belongs to a writer that is
 still going to publish it, or that is gone; only after the grace is it restored. Runs on the driver.
 """
 
@@ -45,16 +45,16 @@ _log = logging.getLogger(__name__)
 
 
 class StartOver(Exception):
-    """Somebody else was first at this table; the round ends and what it moved is put back."""
+    """Another writer was first at this table; the round ends and what it moved is put back."""
 
 
 @dataclass
 class Round:
     """What the table commits of one write share.
 
-    `fresh` reads the branch's snapshot anew; it is how a waiting writer sees that a head was
+    `fresh` reads the branch's snapshot again; it is how a waiting writer sees that a head was
     published. `dead` are the publish ids of writers that are known to be gone. `files_used` says
-    that staged files may be part of a table version, so that only cleanup may delete them (PROTOCOL
+    that staged files may be part of a table version, so that only cleanup may delete them (rule
     19).
     """
 
@@ -75,10 +75,10 @@ def commit(
     undo: bool = False,
     **options: Any,
 ) -> LanceDataset:
-    """Commit one Lance transaction that carries the publish id (PROTOCOL 17).
+    """Commit one Lance transaction that carries the publish id (rule 17).
 
     Raises:
-        StartOver: somebody else was first, or the store can't tell; the next round looks again.
+        StartOver: another writer was first, or the store can't tell; the next round looks again.
         StorageError: the store failed.
     """
     import lance
@@ -93,7 +93,7 @@ def commit(
         made = lance.LanceDataset.commit(dataset, transaction, **options)
         _faults.point("table.landed")
         return made
-    except BaseException as error:  # a Rust panic is no Exception (FACTS 16)
+    except BaseException as error:  # a Rust panic is not an Exception (fact 16)
         if not isinstance(error, (OSError, ValueError, RuntimeError)) and not is_panic(error):
             raise
         if outcome_of(error) in (Outcome.CONFLICT, Outcome.UNKNOWN) or is_transient(error):
@@ -110,7 +110,7 @@ def settle(
 
     Raises:
         StartOver: the table was published meanwhile, or a healing lost a race.
-        CorruptManifestError: the dataset hasn't got as many versions as `__manifest` says.
+        CorruptManifestError: the dataset doesn't have as many versions as `__manifest` says.
         StorageError: the store failed.
     """
     watch = _Watch(round_.grace_seconds)
@@ -153,10 +153,10 @@ def settle_absent(
     """Return the dataset that is left in the place of a table without a live version, at HEAD.
 
     `floor` is the highest version that the key ever had, as a tombstone too, or at which its fork
-    began: nothing above it was published (PROTOCOL 20).
+    began: nothing above it was published (rule 20).
 
     Raises:
-        StartOver: somebody published the table meanwhile.
+        StartOver: another writer published the table meanwhile.
         DatasetNotFoundError: there is none.
         StorageError: the store failed.
     """
@@ -174,7 +174,7 @@ def settle_absent(
 
 
 def is_clean(head: LanceDataset, pinned: int) -> bool:
-    """Tell whether a dataset at HEAD holds exactly the pinned version's content (PROTOCOL 12)."""
+    """Return whether a dataset at HEAD holds exactly the pinned version's content (rule 12)."""
     version = int(head.version)
     for _ in range(_LONGEST_WALK):
         if version == pinned:
@@ -220,8 +220,9 @@ def _properties(head: LanceDataset) -> dict[str, str]:
     """Return the properties of the write that made what the newest version holds.
 
     The index builds and config changes of a write can't carry any; they belong to the write below
-    them, so that a long index build isn't taken for a silent stranger's (PROTOCOL 17). A Restore of
-    somebody's version, by one that landed above it and took itself back, is still that somebody's.
+    them, so that a long index build isn't taken for a silent stranger's (rule 17). A Restore of
+    another writer's version, by one that landed above it and took itself back, is still that
+    writer's.
     """
     version = int(head.version)
     for _ in range(_LONGEST_WALK):
@@ -276,7 +277,7 @@ def restore(head: LanceDataset, version: int, publish_id: str) -> LanceDataset:
     """Make `version` the content of the head again, in the next version; strips auto-cleanup after.
 
     Raises:
-        StartOver: the restore didn't land directly above `head` (it is never strict, PROTOCOL 14);
+        StartOver: the restore didn't land directly above `head` (it is never strict, rule 14);
             it was taken back where nobody had built on it.
         StorageError: the store failed.
     """
@@ -294,10 +295,10 @@ def restore(head: LanceDataset, version: int, publish_id: str) -> LanceDataset:
 
 
 def contiguous(made: LanceDataset, before: int, publish_id: str) -> LanceDataset:
-    """Return a commit that landed directly above `before`, else take it back (PROTOCOL 11, 12).
+    """Return a commit that landed directly above `before`, else take it back (rules 11, 12).
 
     Raises:
-        StartOver: it landed above somebody else's commit.
+        StartOver: it landed above another writer's commit.
     """
     if made.version == before + 1:
         return made
@@ -306,7 +307,7 @@ def contiguous(made: LanceDataset, before: int, publish_id: str) -> LanceDataset
 
 
 def take_back(made: LanceDataset, publish_id: str) -> None:
-    """Undo a commit that landed above somebody else's, if nobody has built on it (SELF)."""
+    """Undo a commit that landed above another writer's, if nobody has built on it (SELF)."""
     from lance import LanceOperation
 
     mine = int(made.version)
@@ -318,7 +319,7 @@ def strip(head: LanceDataset) -> LanceDataset:
     """Remove auto-cleanup keys, if there are any, in the next version.
 
     Raises:
-        StartOver: somebody committed in between.
+        StartOver: another writer committed in between.
         StorageError: the store failed.
     """
     before = int(head.version)
@@ -336,7 +337,7 @@ def strip(head: LanceDataset) -> LanceDataset:
 
 
 def _leave_cleanup_slot(head: LanceDataset, version: int, publish_id: str) -> LanceDataset:
-    """Step over a version at which a Restore would run Lance's auto-cleanup (PROTOCOL 15)."""
+    """Step over a version at which a Restore would run Lance's auto-cleanup (rule 15)."""
     from lance import LanceOperation
 
     with translated(f"Reading the settings of version {version}"):
@@ -354,7 +355,7 @@ def _leave_cleanup_slot(head: LanceDataset, version: int, publish_id: str) -> La
 
 
 class _Watch:
-    """How long one head has been silent, on the watcher's own monotonic clock (PROTOCOL 16, 17)."""
+    """How long one head has been silent, on the watcher's own monotonic clock (rules 16, 17)."""
 
     def __init__(self, grace_seconds: float) -> None:
         self._grace = grace_seconds
@@ -364,7 +365,7 @@ class _Watch:
         self.version: int | None = None
 
     def is_over(self, version: int, sign: datetime | None) -> bool:
-        """Tell whether the head may be healed; `sign` is its writer's last sign of life."""
+        """Return whether the head may be healed; `sign` is its writer's last sign of life."""
         now = time.monotonic()
         if version != self.version:
             self.version, self._first, self._last, self._sign = version, now, now, sign

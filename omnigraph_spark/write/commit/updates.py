@@ -2,7 +2,7 @@
 
 Runs on the driver, in the rounds of a write. Offsets of replaced rows hold only for the version
 that was matched; where another write published the table meanwhile, the staged rows are matched
-again, against the newly pinned version, and staged anew.
+again, against the newly pinned version, and staged again.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def matched(
 
 
 def can_be_matched_again(plan: WritePlan, target: TableTarget) -> bool:
-    """Tell whether what is staged for a table can be matched to another version than the planned.
+    """Return whether what is staged for a table can be matched to another version than the planned.
 
     Not what a merge of branches staged: it decided by the versions that it compared, and names rows
     to delete. Nor rows with blobs, which can't be read again from the staged files.
@@ -264,7 +264,7 @@ def without(plan: WritePlan, by_table: ByTable, bad: Mapping[str, pa.Table]) -> 
 
 
 def is_stale(plan: WritePlan, snapshot: Snapshot, key: str) -> bool:
-    """Tell whether an upsert's rows of a table were matched against another version."""
+    """Return whether an upsert's rows of a table were matched against another version."""
     entry = snapshot.tables.get(key)
     if plan.mode not in (MERGE, DELETE) or entry is None:
         return False
@@ -275,7 +275,7 @@ def is_stale(plan: WritePlan, snapshot: Snapshot, key: str) -> bool:
 def rematched(
     plan: WritePlan, snapshot: Snapshot, rows: pa.Table, key: str, staged: Sequence[StagedTable]
 ) -> tuple[TableTarget, list[StagedTable]]:
-    """Match staged rows again, against the version that the snapshot pins; stages them anew.
+    """Match staged rows again, against the version that the snapshot pins; stages them again.
 
     Only the columns that the frame brought are taken from the staged files, so that what others
     wrote to the other ones stays. A row that changed nothing when it was first matched counts as

@@ -32,7 +32,7 @@ _SAMPLES = 5
 
 
 def is_fit(kind: pa.DataType) -> bool:
-    """Tell whether a column's values can be part of a key: their text is one and the same."""
+    """Return whether a column's values can be part of a key: their text is one and the same."""
     return bool(
         pt.is_string(kind)
         or pt.is_large_string(kind)

@@ -71,7 +71,7 @@ def lookup(dataset: LanceDataset, ids: pa.Array) -> Found:
 
 
 def is_cheap(dataset: LanceDataset, count: int) -> bool:
-    """Tell whether so many ids are found without a long scan, so that the driver can do it."""
+    """Return whether so many ids are found without a long scan, so that the driver can do it."""
     if dataset.count_rows() <= _SOON_SCANNED:
         return True
     return _has_id_index(dataset) and count <= _most_through_an_index(dataset)

@@ -179,7 +179,7 @@ def _doubled(
         what,
         expected="every id once",
         found=f"{count} ids, for example {samples[0]!r}",
-        hint=f"{hint}: which of them is meant can't be told",
+        hint=f"{hint}: which of them is meant is unclear",
         table_key=table_key,
         rule="unique id",
         samples=list(samples),

@@ -52,7 +52,7 @@ def route(
             row's key, or a value that breaks a rule of the table.
         StorageError: bad records can't be set aside.
         SchemaMismatchError: a table that the write doesn't know, a value in a column that the row's
-            table doesn't have, one that doesn't fit its column exactly, or text that is no UTF-8.
+            table doesn't have, one that doesn't fit its column exactly, or text that is not UTF-8.
     """
     for batch in batches:
         if not batch.num_rows:
@@ -91,7 +91,7 @@ def _written(target: TableTarget, names: Sequence[str]) -> pa.Schema:
 
 
 def _with_ids(rows: pa.RecordBatch, target: TableTarget, exact: bool) -> pa.RecordBatch:
-    """Fill null and missing ids: an edge's with a ULID, a keyed node's with its key (DESIGN 2)."""
+    """Fill null and missing ids: an edge's with a ULID, a keyed node's with its key."""
     known = rows.schema.names
     given = rows.column("id").cast(pa.utf8()) if "id" in known else None
     missing = rows.num_rows if given is None else given.null_count
@@ -118,7 +118,7 @@ def _with_ids(rows: pa.RecordBatch, target: TableTarget, exact: bool) -> pa.Reco
 
 def _edge_without_id(target: TableTarget) -> IntegrityError:
     return IntegrityError(
-        f"An edge of {target.table_key} without id: it can't be told which edge it is",
+        f"An edge of {target.table_key} without id: which edge is meant is unclear",
         expected="an id in every row",
         found="null",
         hint="Add the column id, or the keys that option edgeKeys names: "

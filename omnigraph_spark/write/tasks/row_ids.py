@@ -20,7 +20,7 @@ _FEWEST_IN_A_PIECE = 32
 
 
 def pack(row_ids: Ids, addresses: Ids) -> str:
-    """Return row ids as text, for somebody who knows the rows' addresses.
+    """Return row ids as text, for a caller that knows the rows' addresses.
 
     Where no row was updated yet, ids and addresses grow alike, and next to nothing is left to say.
     """

@@ -1,7 +1,7 @@
 """Stage rows: write Lance fragments in a task and commit nothing.
 
 Runs on executors, once per task. What it returns is plain data that the commit message carries:
-fragment metadata, counts and the field map (PROTOCOL 1); never a handle or a secret. A task that
+fragment metadata, counts and the field map (rule 1); never a handle or a secret. A task that
 fails leaves unreferenced data files behind, which `abort` or cleanup removes.
 """
 

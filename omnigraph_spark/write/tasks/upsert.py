@@ -79,7 +79,7 @@ def stage_upsert(
 
 
 def stage_delete(dataset: LanceDataset, batches: Iterable[pa.RecordBatch]) -> Upserted:
-    """Find the stored rows of ids that are deleted; writes nothing. Unknown ids are no error.
+    """Find the stored rows of ids that are deleted; writes nothing. Unknown ids are not an error.
 
     Raises:
         StorageError: the store failed.

@@ -1,4 +1,4 @@
-"""The scenarios by name (RELIABILITY A to D and 45); each takes a `Lab` and leaves its report there."""
+"""The scenarios by name; each takes a `Lab` and leaves its report there."""
 
 from __future__ import annotations
 

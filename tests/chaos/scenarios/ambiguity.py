@@ -1,4 +1,4 @@
-"""Lies and doubts: commits that land and fail, fail and don't land, land late (RELIABILITY 22 to 29)."""
+"""Lies and doubts: commits that land and fail, fail and don't land, land late."""
 
 from __future__ import annotations
 

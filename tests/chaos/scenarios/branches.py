@@ -83,12 +83,12 @@ def writes_of(storage: Storage, branch: str) -> dict[str, dict[str, int]]:
 
 
 def whole(writes: dict[str, dict[str, int]]) -> bool:
-    """Tell whether every write but the first shows all its rows in all its tables, once."""
+    """Return whether every write but the first shows all its rows in all its tables, once."""
     return all(found == TABLES for token, found in writes.items() if token != "maker.1")
 
 
 def _check_sound(case: Case, name: str) -> None:
-    """Demand a graph as FORMAT has it, and one line of commits per branch."""
+    """Demand a graph as the format has it, and one line of commits per branch."""
     for text in check_graph(case.graph):
         # The log of actors is one for all branches, and keeps those of a deleted branch's commits.
         if "no such commit" not in text:
@@ -100,7 +100,7 @@ def _check_sound(case: Case, name: str) -> None:
         case.lab.expect(
             parents == [one.graph_commit_id for one in line[:-1]],
             "O6",
-            f"{name}: the lineage of {branch.name} is no line",
+            f"{name}: the lineage of {branch.name} is not a line",
         )
 
 

@@ -1,4 +1,4 @@
-"""Many writers at once: one table, many tables, crossing pairs, counters, readers (RELIABILITY C)."""
+"""Many writers at once: one table, many tables, crossing pairs, counters, readers."""
 
 from __future__ import annotations
 

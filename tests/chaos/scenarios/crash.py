@@ -1,4 +1,4 @@
-"""Crashes: a writer or a healer dies at a known step, or at any moment (RELIABILITY 1, 3, 5)."""
+"""Crashes: a writer or a healer dies at a known step, or at any moment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KILL_POINTS: dict[str, tuple[str, ...]] = {
     "K11": ("lineage.after_actor", "lineage.after_row"),
     "K12": ("commit.before_record_delete",),
 }
-"""The steps K1 to K12 of RELIABILITY and the fault points that stand for them.
+"""The steps K1 to K12 and the fault points that stand for them.
 
 The actor row goes before the commit row here, so K11 is "actor row written, commit row not" and
 "both written".

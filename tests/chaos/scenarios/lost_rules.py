@@ -33,7 +33,7 @@ def schema(lab: Lab) -> None:
 
 
 def lose(setup: Setup, graph: str, name: str) -> bool:
-    """Lose something in a graph of its own; tell whether a write that breaks a rule lands then."""
+    """Lose something in a graph of its own; return whether a write that breaks a rule lands then."""
     storage = ruled.ruled_graph(Storage.at(f"{graph}-{name}"))
     return _WAYS[name](storage)
 

@@ -1,4 +1,4 @@
-"""Stamps: a migration that is killed, or run by many at once, and stamps of the future (RELIABILITY 32, 33)."""
+"""Stamps: a migration that is killed, or run by many at once, and stamps of the future."""
 
 from __future__ import annotations
 

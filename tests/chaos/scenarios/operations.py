@@ -1,4 +1,4 @@
-"""Upserts, deletes, maintenance and schema changes that die at every step (RELIABILITY 1, 16, 40).
+"""Upserts, deletes, maintenance and schema changes that die at every step.
 
 Each dies in a process of its own; then the graph must hold what it held before or what the operation
 makes of it, the next write must work, and the operation done again must end as if nothing had been.
@@ -286,7 +286,7 @@ def _with(before: Contents, marked: Contents) -> Contents:
 
 
 def _settled(case: Case, storage: Storage, label: str) -> None:
-    """Demand no leftovers, once a write has come after the grace, and a graph as FORMAT has it."""
+    """Demand no leftovers, once a write has come after the grace, and a graph as the format has it."""
     lab = case.lab
     if oracle.records(case.graph):
         time.sleep(float(GRACE) + 0.05)

@@ -1,4 +1,4 @@
-"""Versions that nobody published, foreign records, healers beside live writers (RELIABILITY 8 to 12)."""
+"""Versions that nobody published, foreign records, healers beside live writers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class _Leave(rivals.Step):
 
 
 def rivals_record(path: str, case: Case) -> _Leave:
-    """Return what leaves a record as engine 0.6.1 does (FORMAT, "Crash records")."""
+    """Return what leaves a record as engine 0.6.1 does (format.md, "Crash records")."""
     pin = case.pin(rows.PERSON)
     return _Leave(path, json.dumps(_engine_record(path, case.graph, pin.location, pin.version)))
 
@@ -209,7 +209,7 @@ def _suspend(pid: int, seconds: float) -> None:
 
 
 def list_then_get(lab: Lab) -> None:
-    """Records that vanish between being listed and being read are no error."""
+    """Records that vanish between being listed and being read are not an error."""
     case = lab.case("vanishing").make()
     reads = lab.size(200, 5000)
     churn = [

@@ -334,7 +334,7 @@ def act(setup: Setup, graph: str, name: str, branch: str) -> tuple[str, str]:
 
 
 class Stop:
-    """A fault that stops its process the first time, until somebody sends SIGCONT."""
+    """A fault that stops its process the first time, until another writer sends SIGCONT."""
 
     def __init__(self) -> None:
         self.fired = False

@@ -1,4 +1,4 @@
-"""Small scenarios for single rules of PROTOCOL: what would be invisible, lost guards, settings, patience."""
+"""Small scenarios for single rules of the commit protocol: what would be invisible, lost guards, settings, patience."""
 
 from __future__ import annotations
 

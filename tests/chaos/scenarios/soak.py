@@ -1,4 +1,4 @@
-"""A mix of everything for a while: writes, kills, rivals, readers; then look (RELIABILITY 45)."""
+"""A mix of everything for a while: writes, kills, rivals, readers; then look."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole Spark drivers: killed at every step, tasks that fail and are repeated (RELIABILITY 2, 6, 27)."""
+"""Whole Spark drivers: killed at every step, tasks that fail and are repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staging that fails, twice-run tasks, schemas that change, batches that come again (RELIABILITY 6, 27 to 29)."""
+"""Staging that fails, twice-run tasks, schemas that change, batches that come again."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def late_engine(lab: Lab) -> None:
 
 
 def engine_publishes_late(setup: Setup, graph: str, options: Any) -> bool:
-    """Commit as engine 0.6.1 does, sleep while somebody heals and writes, then publish."""
+    """Commit as engine 0.6.1 does, sleep while another writer heals and writes, then publish."""
     storage = Storage.at(graph)
     handle = open_main(storage)
     entry = load(storage).entry(rows.PERSON)
