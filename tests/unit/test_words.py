@@ -16,7 +16,7 @@ MODULES = tuple((PROJECT / "omnigraph_spark").rglob("*.py"))
 
 DIALECT = re.compile(
     r"somebody|hasn't got|haven't got|goes round|go round|going round|gives way|\banew\b"
-    r"|ends? nowhere|\bis no (?:table|type|branch|tag|node|property|predicate|index|error)\b"
+    r"|ends? nowhere|(?<!here )\bis no (?:table|type|branch|tag|node|property|predicate|index|error)\b"
     r"|\bTell whether\b",
     re.I,
 )
