@@ -140,7 +140,7 @@ def test_a_write_without_the_right_to_write_names_the_cause_and_shows_nothing(
     done = child(graph, tmp_path, "write", "rights")
     assert "untyped" not in done, done
     if "error" in done:
-        assert "OMNIGRAPH_STORAGE" in str(done["error"])
+        assert "OMNIGRAPH_PERMISSION_DENIED" in str(done["error"])
         assert "ermission denied" in str(done["error"]), done
         assert load(graph) == before
         assert ids(graph, PERSON) == ids(graph, COMPANY) == ["first"]

@@ -369,7 +369,7 @@ def test_text_that_is_no_utf8_is_refused_before_it_makes_the_table_unreadable(
 ) -> None:
     other = "id" if column == "name" else "name"
     frame = spark.sql(f"SELECT CAST(X'FFFE' AS STRING) AS {column}, 'c' AS {other}")
-    with nothing_written(uri), refused(SchemaMismatchError, f"Column {column} .*no UTF-8"):
+    with nothing_written(uri), refused(SchemaMismatchError, f"Column {column} .*not UTF-8"):
         save(frame, uri, table=NODE)
 
 
