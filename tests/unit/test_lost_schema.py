@@ -149,7 +149,8 @@ def test_a_change_on_top_of_one_that_died_loses_no_rule(graph: Storage) -> None:
     _killed_at("commit.before_table", drop)
     properties.rename_property(graph, _options(graph), PERSON, "age", "years")
     assert _is_refused(graph, "age", "years")
-    assert check(graph) == []
+    # The second dead writer's record may be younger than the grace.
+    assert _kinds(graph) <= {checks.CRASH_RECORD}
 
 
 def test_a_new_enum_property_whose_writer_dies_takes_its_values_alone(graph: Storage) -> None:
