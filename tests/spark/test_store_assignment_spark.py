@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -49,6 +50,8 @@ WAYS: dict[str, Way] = {
     "OmniGraph.write": _bulk,
     "SQL": _sql,
 }
+if pyspark.__version__.startswith("4.0."):
+    del WAYS["SQL"]  # an INSERT that has to cast an array loses the table's binding there: refused
 
 
 @pytest.fixture
