@@ -10,7 +10,7 @@ import gc
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -206,13 +206,7 @@ class Storage:
         """
         import obstore
 
-        if self._is_absent():
-            return None
-        try:
-            with translated(f"Reading {path} of {self.root}"):
-                return bytes(obstore.get(self._objects(), path).bytes())
-        except DatasetNotFoundError:
-            return None
+        return self._read(path, lambda store: obstore.get(store, path).bytes())
 
     def get_range(self, path: str, start: int, size: int) -> bytes | None:
         """Return some bytes of an object, or None where it isn't there.
@@ -222,11 +216,17 @@ class Storage:
         """
         import obstore
 
+        return self._read(
+            path, lambda store: obstore.get_range(store, path, start=start, length=size)
+        )
+
+    def _read(self, path: str, ask: Callable[[Any], Any]) -> bytes | None:
+        """Return the bytes that a store answers for an object, or None where it isn't there."""
         if self._is_absent():
             return None
         try:
             with translated(f"Reading {path} of {self.root}"):
-                return bytes(obstore.get_range(self._objects(), path, start=start, length=size))
+                return bytes(ask(self._objects()))
         except DatasetNotFoundError:
             return None
 

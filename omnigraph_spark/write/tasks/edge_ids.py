@@ -116,11 +116,13 @@ def found_by_values(
 
 def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     waiting: list[pa.RecordBatch] = []
+    rows = 0
     for batch in batches:
         waiting.append(batch)
-        if sum(one.num_rows for one in waiting) >= _ROWS_AT_ONCE:
+        rows += batch.num_rows
+        if rows >= _ROWS_AT_ONCE:
             yield from _together(waiting)
-            waiting = []
+            waiting, rows = [], 0
     if waiting:
         yield from _together(waiting)
 
