@@ -1,7 +1,7 @@
 """Table forks: the Lance branch that a table gets at its first write on a graph branch.
 
 Until then the branch's snapshot points at the parent's version (format.md, "Tree"). Runs on the
-driver. The rules are rule 21 and 22: a fork is used only if its ref file says that it began at
+driver. The rules are 21 and 22: a fork is used only if its ref file says that it began at
 the entry that the snapshot pins, and never one that Lance doesn't list.
 """
 
