@@ -2,7 +2,8 @@
 
 Runs on the driver, once per round of a write. The rules are 3 to 10 of
 docs/internals/protocol.md; what makes an expectation atomic is that the publish writes the
-unchanged `table` row (the guard) of each table that it depends on again, in the same merge (fact 22).
+unchanged `table` row (the guard) of each table that it depends on again, in the same merge
+(fact 22).
 """
 
 from __future__ import annotations

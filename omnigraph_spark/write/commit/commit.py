@@ -1,7 +1,7 @@
 """Commit a whole write: table commits, then one publish; rounds, put-back, crash record, lineage.
 
-Runs on the driver, once per write, in the process that Spark calls `commit` in. The outline is
-The rules are in docs/internals/protocol.md. What is left behind, by outcome:
+Runs on the driver, once per write, in the process that Spark calls `commit` in. The rules
+are in docs/internals/protocol.md. What is left behind, by outcome:
 
 - failed before the first table commit (conflict, validation): the staged files are deleted;
 - failed after one: the tables are put back, the files stay for cleanup (rule 19);
