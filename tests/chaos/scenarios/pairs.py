@@ -100,7 +100,8 @@ def _on(state: State, branch: str, change: Callable[[dict[str, Rows]], None]) ->
     """Return the state with one branch changed; None where the branch doesn't exist."""
     if branch not in state:
         return None
-    state = deepcopy(state)
+    # Two refs may share their tables: the copy is of this one's alone.
+    state = {**state, branch: deepcopy(state[branch])}
     change(state[branch])
     return state
 
