@@ -53,7 +53,11 @@ def save(
         fields = [known.get(field.name, field) for field in fields]
     raw = {"path": root, "orphangraceseconds": "0.1"}
     raw |= {name.lower(): value for name, value in options.items()}
-    writer = OmnigraphWriter(StructType(fields), raw, overwrite)
+    send(OmnigraphWriter(StructType(fields), raw, overwrite), batches)
+
+
+def send(writer: OmnigraphWriter, batches: Sequence[pa.RecordBatch]) -> None:
+    """Run one task per batch and commit, as Spark does; a failure is followed by `abort`."""
     messages: list[Any] = [None] * len(batches)
     try:
         for number, rows in enumerate(batches):

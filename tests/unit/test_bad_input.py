@@ -7,7 +7,6 @@ need processes of their own: `concurrency/test_os_limits.py`.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -50,7 +49,7 @@ from omnigraph_spark.spark.datasource import OmnigraphDataSource
 from omnigraph_spark.spark.writer import OmnigraphCommitMessage, OmnigraphWriter
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
-from tests.support import damage, graphs, ruled
+from tests.support import damage, graphs, plain_writes, ruled
 
 PERSON, COMPANY, KNOWS, WORKS = "node:Person", "node:Company", "edge:Knows", "edge:Works"
 SCHEMA = """
@@ -137,18 +136,7 @@ def save(
     batches = [task if isinstance(task, pa.RecordBatch) else batch(task) for task in tasks]
     raw = {"path": root, "orphangraceseconds": "0.1", **({"table": table} if table else {})}
     raw |= {name.lower(): value for name, value in options.items()}
-    writer = OmnigraphWriter(schema or frame(batches[0]), raw, overwrite)
-    messages: list[Any] = [None] * len(batches)
-    try:
-        for number, rows in enumerate(batches):
-            made = writer.write(iter([rows]))
-            assert isinstance(made, OmnigraphCommitMessage)
-            text = json.dumps({**json.loads(made.text), "partition": number})
-            messages[number] = OmnigraphCommitMessage(text)
-        writer.commit(messages)
-    except BaseException:
-        writer.abort(messages)
-        raise
+    plain_writes.send(OmnigraphWriter(schema or frame(batches[0]), raw, overwrite), batches)
 
 
 def person(**more: Any) -> Columns:
