@@ -112,7 +112,6 @@ def apply(round_: Round, prepared: Prepared, entry: TableEntry) -> Moved:
     key, branch = entry.table_key, entry.table_branch
     head = settle(round_, key, entry.location, branch, entry.table_version)
     _check(prepared, head)
-    _check_files(round_, prepared, entry)
     first: int | None = None
     made = head
     try:
@@ -132,6 +131,7 @@ def apply(round_: Round, prepared: Prepared, entry: TableEntry) -> Moved:
             before = int(made.version)
         if first is None:
             raise Stale(f"there is nothing left to do to {key}")
+        _check_files(round_, prepared, entry)
         _check_ids(prepared, made)
         under = _published_under(round_, made, key, first)
     except (StartOver, Stale, OmnigraphError):
@@ -186,7 +186,7 @@ def _check(prepared: Prepared, head: LanceDataset) -> None:
 
 
 def _check_files(round_: Round, prepared: Prepared, entry: TableEntry) -> None:
-    """Look that what was built is still there, directly before it becomes part of a version.
+    """Look that what was built is there, after it became part of an unpublished version.
 
     Raises:
         StorageError: a cleanup removed some of it; or the store failed.

@@ -261,6 +261,34 @@ def test_a_write_whose_staged_files_a_cleanup_took_is_not_acknowledged(
     assert check(graph) == []
 
 
+@pytest.mark.parametrize("mode", ["append", "overwrite", "merge"])
+def test_a_write_that_sleeps_before_its_table_commit_while_a_cleanup_takes_its_files_is_refused(
+    graph: Storage, mode: str
+) -> None:
+    before = ids_at(graph, PERSON)
+    more = {"writeMode": mode} if mode == "merge" else {}
+    planned = plan(graph, [PERSON], "append" if more else mode, orphanGraceSeconds="0.1", **more)
+    staged = stage_rows(planned, {PERSON: ["staged"]})
+    _faults.arm("table.before_commit", once(lambda: clean(graph, 15)))
+    with pytest.raises(StorageError, match="staged files of node:Person are gone"):
+        commit(planned, staged)
+    assert ids_at(graph, PERSON) == before
+    write_ids(graph, "main", PERSON, ["next"])
+    assert ids_at(graph, PERSON) == sorted([*before, "next"])
+    assert check(graph) == []
+
+
+def test_an_optimize_that_sleeps_before_its_commit_while_a_cleanup_takes_its_files_is_refused(
+    graph: Storage,
+) -> None:
+    before = ids_at(graph, PERSON)
+    _faults.arm("table.before_commit", once(lambda: clean(graph, 15)))
+    with pytest.raises(StorageError, match="are gone"):
+        optimize(graph, "main", [PERSON], run_here)
+    assert ids_at(graph, PERSON) == before
+    assert check(graph) == []
+
+
 def test_a_write_of_many_files_lists_them_once_and_fails_for_one_that_is_gone(
     graph: Storage,
 ) -> None:

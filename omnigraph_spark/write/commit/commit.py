@@ -348,6 +348,10 @@ class _Write:
                         self._check.bad(key),
                     )
                 )
+                # Cleanup keeps what a table's newest version names: what is there now stays.
+                staged_files.check_there(
+                    plan.storage, self._target(key, snapshot), self._by_table[key]
+                )
                 _log.info("write %s: %s is at %d", plan.publish_id, key, moved[-1].version)
                 _faults.point(f"commit.table_{number if number <= 3 else 'n'}")
             _faults.point("commit.tables_done")

@@ -53,8 +53,9 @@ def are_published(
 
 
 def check_there(storage: Storage, target: TableTarget, staged: Sequence[StagedTable]) -> None:
-    """Look that staged data files are still there, directly before they become part of a version.
+    """Look that staged data files are there, after they became part of an unpublished version.
 
+    From then on cleanup keeps them; before, a writer that slept may have lost them in between.
     One request per file where there are few, else one listing.
 
     Raises:

@@ -30,7 +30,7 @@ from omnigraph_spark.storage.lance_errors import (
     typed,
 )
 from omnigraph_spark.storage.layout import BY_LANCES_NAME
-from omnigraph_spark.write.commit import added_columns, commit_check, staged_files, updates
+from omnigraph_spark.write.commit import added_columns, commit_check, updates
 from omnigraph_spark.write.commit.added_columns import reshape
 from omnigraph_spark.write.commit.table_head import (
     Round,
@@ -107,7 +107,6 @@ def commit_table(
             write.
     """
     added = sum(one.rows for one in staged)
-    staged_files.check_there(round_.storage, target, staged)
     _faults.point("table.before_commit")
     if target.restore_to is not None:
         dataset = _restore(round_, target, entry, floor)
