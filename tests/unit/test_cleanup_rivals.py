@@ -138,6 +138,20 @@ def test_a_cleanup_that_runs_while_a_ref_is_made_leaves_it_whole_or_it_fails(
     assert_reads_or_is_absent(graph, is_acknowledged(lambda: act(graph)))
 
 
+@pytest.mark.parametrize(("act", "point"), [(tag_old, "tag.made"), (branch_old, "branch.cloned")])
+def test_a_ref_whose_table_version_is_gone_once_it_is_there_is_undone(
+    graph: Storage, point: str, act: Callable[[Storage], None]
+) -> None:
+    """A cleanup that looked at the refs before this one was there took a table version."""
+    entry = load(graph, *refs.named(graph, f"main@{OLD}")).entry(PERSON)
+    folder = Path(graph.root) / entry.location / "_versions"
+    gone = folder / layout.v2_manifest_name(entry.table_version)
+    _faults.arm(point, once(gone.unlink))
+    assert not is_acknowledged(lambda: act(graph))
+    assert "t" not in names(graph)
+    assert "t" not in [tag.name for tag in refs.list_tags(graph)]
+
+
 def test_a_ref_to_what_a_cleanup_keeps_is_made_beside_it(graph: Storage) -> None:
     head = load(graph).graph_version
 
