@@ -1,11 +1,13 @@
-"""The way back from `ir.py`: `_schema.ir.json` as a schema. Pure functions over text."""
+"""The way back from `ir.py` and `ir2.py`: `_schema.ir.json` as a schema. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from omnigraph_spark.errors import CorruptManifestError
+from omnigraph_spark.schema import ir2, shape
 from omnigraph_spark.schema.ir import IR_VERSION, check_version, parsed
 from omnigraph_spark.schema.model import (
     Annotation,
@@ -22,22 +24,26 @@ from omnigraph_spark.storage import layout
 
 
 def parse_ir(ir_text: str) -> EngineSchema:
-    """Return the schema that an IR of version 1 describes.
+    """Return the schema that an IR of version 1 or 2 describes.
 
     Raises:
         CorruptManifestError: it is not such IR.
         UnsupportedError: it is of a newer engine.
     """
     document = parsed(ir_text)
+    if document.get("ir_version") == ir2.IR_VERSION:
+        return _identified(ir2.document(ir_text))
     check_version(document.get("ir_version"), IR_VERSION, layout.SCHEMA_IR)
     try:
+        interfaces = {
+            one["name"]: InterfaceType(one["name"], _properties_of(one))
+            for one in document["interfaces"]
+        }
+        nodes = (_node_of(one, _properties_of(one)) for one in document["nodes"])
         return EngineSchema(
-            {one["name"]: _node_of(one) for one in document["nodes"]},
-            {one["name"]: _edge_of(one) for one in document["edges"]},
-            {
-                one["name"]: InterfaceType(one["name"], _properties_of(one))
-                for one in document["interfaces"]
-            },
+            {one.name: _inheriting(one, interfaces) for one in nodes},
+            {one["name"]: _edge_of(one, _properties_of(one)) for one in document["edges"]},
+            interfaces,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptManifestError(
@@ -48,8 +54,59 @@ def parse_ir(ir_text: str) -> EngineSchema:
         ) from error
 
 
-def _node_of(one: Mapping[str, Any]) -> NodeType:
-    properties, rules = _properties_of(one), _rules_of(one)
+def _inheriting(node: NodeType, interfaces: Mapping[str, InterfaceType]) -> NodeType:
+    """Return a node type that has the properties of its interfaces from them where they are alike.
+
+    Which of them stood in the type's own body as well, IR of version 1 doesn't say.
+    """
+    given = {p for name in node.implements for p in interfaces[name].properties}
+    alike = frozenset(p.name for p in node.properties if p in given)
+    return replace(node, inherited=alike)
+
+
+def _identified(document: Mapping[str, Any]) -> EngineSchema:
+    """Return the schema of an IR of version 2, whose shape says it all."""
+    plain = shape.of_ir(document)
+    interfaces = {
+        one["name"]: InterfaceType(one["name"], _marked_properties(one))
+        for one in plain["interfaces"]
+    }
+    nodes, edges = {}, {}
+    for one in plain["nodes"]:
+        direct = {p["name"] for p in one["properties"] if p["declared_directly"]}
+        node = _node_of(one, _marked_properties(one))
+        inherited = {p.name for p in node.properties} - direct
+        nodes[node.name] = replace(node, inherited=frozenset(inherited))
+    for one in plain["edges"]:
+        edges[one["name"]] = _edge_of(one, _marked_properties(one))
+    return EngineSchema(nodes, edges, interfaces)
+
+
+def _marked_properties(owner: Mapping[str, Any]) -> tuple[Property, ...]:
+    """Return properties with the annotations that a shape has in places of their own."""
+    return tuple(
+        Property(
+            one["name"],
+            _type_of(one["prop_type"]),
+            (
+                *(Annotation(mark) for mark in one["property_constraints"]),
+                *_embedding(one["embed_source"]),
+                *_annotations_of(one),
+            ),
+        )
+        for one in owner["properties"]
+    )
+
+
+def _embedding(embed: Mapping[str, Any] | None) -> tuple[Annotation, ...]:
+    if embed is None:
+        return ()
+    model = () if embed["model"] is None else (("model", embed["model"]),)
+    return (Annotation("embed", embed["property_name"], model),)
+
+
+def _node_of(one: Mapping[str, Any], properties: tuple[Property, ...]) -> NodeType:
+    rules = _rules_of(one)
     return NodeType(
         one["name"],
         key_of(rules),
@@ -60,8 +117,7 @@ def _node_of(one: Mapping[str, Any]) -> NodeType:
     )
 
 
-def _edge_of(one: Mapping[str, Any]) -> EdgeType:
-    properties = _properties_of(one)
+def _edge_of(one: Mapping[str, Any], properties: tuple[Property, ...]) -> EdgeType:
     return EdgeType(
         one["name"],
         one["from_type"],

@@ -90,7 +90,8 @@ class NodeType:
     A key without a rule that says so is marked `@key` on its property.
     `properties` are all of them, an interface's included. `rules` are the constraints that stand in
     the type's body; those that annotations of properties stand for come on top (`constraints`).
-    `left_out` says which columns of the table the definition leaves out, and why.
+    `left_out` says which columns of the table the definition leaves out, and why; `inherited` which
+    properties stand in an interface only, where that is known.
     """
 
     name: str
@@ -100,6 +101,7 @@ class NodeType:
     implements: tuple[str, ...] = ()
     rules: tuple[Constraint, ...] = ()
     left_out: tuple[LeftOut, ...] = field(default=(), compare=False)
+    inherited: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         if self.key is not None and key_of(self.constraints()) is None:

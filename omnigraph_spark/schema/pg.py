@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from decimal import Decimal
 from typing import TypeVar
 
 from omnigraph_spark.errors import CorruptManifestError, OptionError
@@ -64,8 +65,8 @@ def render_schema(schema: EngineSchema) -> str:
     """
     parts = [f"interface {one.name} {{\n{_lines(one)}}}\n" for one in schema.interfaces.values()]
     for node in schema.nodes.values():
-        given = {p for name in node.implements for p in schema.interfaces[name].properties}
-        own = replace(node, properties=tuple(p for p in node.properties if p not in given))
+        own_properties = tuple(p for p in node.properties if p.name not in node.inherited)
+        own = replace(node, properties=own_properties)
         parts.append(_node(own))
     parts += map(_edge, schema.edges.values())
     return "\n".join(parts)
@@ -234,7 +235,12 @@ class Parser:
                 raise self._error(f"an interface {name} that node {node.name} implements", "none")
             for one in self._interfaces[name].properties:
                 properties.setdefault(one.name, one)
-        full = replace(node, properties=tuple(properties.values()))
+        own = {one.name for one in node.properties}
+        full = replace(
+            node,
+            properties=tuple(properties.values()),
+            inherited=frozenset(properties.keys() - own),
+        )
         return replace(full, key=key_of(full.constraints()))
 
     # --- text ----------------------------------------------------------------------------------
@@ -344,7 +350,15 @@ def render_rule(rule: Constraint) -> str:
     """Return one rule as it stands in a type's body."""
     values = list(rule.columns)
     if rule.kind == "Range":
-        values.append("..".join("" if bound is None else str(bound) for bound in rule.bounds))
+        values.append("..".join(map(_bound, rule.bounds)))
     if rule.pattern is not None:
         values.append(_quoted(rule.pattern))
     return f"@{rule.kind.lower()}({', '.join(values)})"
+
+
+def _bound(bound: int | float | None) -> str:
+    """Return a bound as the grammar takes it: a float with a point, and without an exponent."""
+    if not isinstance(bound, float):
+        return "" if bound is None else str(bound)
+    digits = format(Decimal(repr(bound)), "f")
+    return digits if "." in digits else f"{digits}.0"

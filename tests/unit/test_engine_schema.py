@@ -119,14 +119,17 @@ def test_the_types_of_rich_are_what_its_tables_hold(tmp_path: Path) -> None:
     }
 
 
-def test_the_pg_text_of_a_newer_graph_is_read_and_its_ir_is_refused(tmp_path: Path) -> None:
+def test_the_files_of_a_newer_graph_are_read_and_never_written_as_older_ones(
+    tmp_path: Path,
+) -> None:
     root = graphs.unpack("newer", "social", tmp_path)
     schema = parse_pg((root / "_schema.pg").read_text("utf-8"))
     assert sorted(schema.edges) == ["Knows", "WorksAt"]
     text = (root / "_schema.ir.json").read_text("utf-8")
     refusal = r"OMNIGRAPH_UNSUPPORTED\].*upgrade omnigraph first"
+    assert sorted(parse_ir(text).edges) == ["Knows", "WorksAt"]
     with pytest.raises(UnsupportedError, match=refusal):
-        parse_ir(text)
+        parse_ir(text.replace('"ir_version": 2', '"ir_version": 3'))
     with pytest.raises(UnsupportedError, match=refusal):
         ir_json(schema, text)
     with pytest.raises(UnsupportedError, match=refusal):
