@@ -54,8 +54,8 @@ test-rounds: $(VENV)/.ready  ## random sequences and queries, races of upserts a
 	  tests/spark/test_narrow_random.py tests/spark/test_narrow_tpch.py \
 	  tests/concurrency/test_upserts.py tests/concurrency/test_deletes_among_edges.py -k 'not spark_makes' $(ARGS)
 
-test-connect: $(VENV_CONNECT)/.ready  ## Spark Connect, with what pyspark[connect] needs
-	$(call in_venv,$(VENV_CONNECT)) -m pytest tests/spark/test_connect.py $(ARGS)
+test-connect: $(VENV_CONNECT)/.ready  ## Spark Connect and pipelines, with what pyspark[connect,pipelines] needs
+	$(call in_venv,$(VENV_CONNECT)) -m pytest tests/spark/test_connect.py tests/spark/test_pipelines.py $(ARGS)
 
 test-wheel: $(VENV)/.ready  ## build wheel and sdist, install them in clean environments, run the quickstart
 	.ci/wheel $(PYTHON) $(filter pyarrow==%,$(FLOORS)) $(filter pyspark==%,$(FLOORS)) 'pyspark>=4,<5'
@@ -113,7 +113,7 @@ $(VENV_40)/.ready: pyproject.toml Makefile
 $(VENV_CONNECT)/.ready: pyproject.toml Makefile
 	@.ci/prerequisites $(PYTHON)
 	@echo "building $(VENV_CONNECT) (a few minutes the first time) …"
-	@$(call install,$(VENV_CONNECT)) --editable '.[test]' 'pyspark[connect]'
+	@$(call install,$(VENV_CONNECT)) --editable '.[test]' 'pyspark[connect,pipelines]'
 	@touch $@
 
 # The package isn't installed here: the reference is read from the sources.
