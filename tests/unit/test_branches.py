@@ -292,6 +292,24 @@ def half_forked(graph: Storage, name: str) -> Path:
     return Path(graph.uri(location, "tree", name))
 
 
+def test_a_dead_write_to_a_branch_is_rolled_back_by_a_writer_of_another_branch(
+    graph: Storage,
+) -> None:
+    make(graph, "dev")
+    before = ids_at(graph, PERSON, "dev")
+    write_ids(graph, "main", PERSON, ["m"])  # main and dev pin other versions of the table
+    _faults.arm("commit.before_publish", die)
+    with pytest.raises(Died):
+        write_ids(graph, "dev", PERSON, ["dead"])
+    _faults.disarm()
+    age_records(graph)
+    write_ids(graph, "main", COMPANY, ["c"], commitTimeoutSeconds="5")
+    assert ids_at(graph, PERSON, "dev") == before
+    assert not graph.list("__recovery")
+    write_ids(graph, "dev", PERSON, ["next"])
+    assert ids_at(graph, PERSON, "dev") == sorted([*before, "next"])
+
+
 def test_a_clone_whose_forker_died_before_its_ref_is_made_again(graph: Storage) -> None:
     make(graph, "dev")
     half_forked(graph, "dev")

@@ -25,7 +25,7 @@ from omnigraph_spark.manifest import crash_records
 from omnigraph_spark.manifest.crash_records import CrashRecord
 from omnigraph_spark.manifest.publisher import Publish, has_publish, publish
 from omnigraph_spark.manifest.rows import HEAL, OURS, VersionRow
-from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, read_rows
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, load, read_rows
 from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.refs import forks
 from omnigraph_spark.storage import layout
@@ -69,7 +69,9 @@ def _resolve(round_: Round, record: CrashRecord) -> None:
         else:
             snapshot = fold(rows, record.branch, int(manifest.version))
             _log.warning("write %s died before its publish; rolling it back", record.publish_id)
-            roll_back(round_, snapshot, record.table_keys, identifier=record.branch_identifier)
+            # The tables are those of the record's branch, whatever branch the caller writes to.
+            there = replace(round_, fresh=lambda: load(round_.storage, record.branch))
+            roll_back(there, snapshot, record.table_keys, identifier=record.branch_identifier)
     _end_run(round_.storage, record.publish_id, end)
     staging.end(round_.storage, record.publish_id)
     _faults.point("heal.before_record_delete")
