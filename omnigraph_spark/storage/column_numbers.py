@@ -89,11 +89,14 @@ def renumbered(
 
 
 def _empty(dataset: LanceDataset) -> LanceDataset:
+    """Return an empty dataset in memory with the columns of another one, ids included."""
     import lance
 
-    return lance.LanceDataset.commit(
-        "memory://", lance.LanceOperation.Overwrite(dataset.lance_schema, [])
-    )
+    schema = dataset.lance_schema
+    # A new dataset's columns are numbered from 0 without gaps, whatever ids the schema has.
+    made = lance.LanceDataset.commit("memory://", lance.LanceOperation.Overwrite(schema, []))
+    kept = lance.LanceOperation.Project(schema)
+    return lance.LanceDataset.commit(made, kept, read_version=made.version)
 
 
 FieldMap = tuple[tuple[str, int, str, bool], ...]

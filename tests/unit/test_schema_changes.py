@@ -29,7 +29,7 @@ from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import NewTable
 from tests.format_checker import check_graph
-from tests.support import columns, graphs, writes
+from tests.support import columns, graphs, plain_writes, writes
 from tests.support.columns import properties, rows_of
 from tests.support.writes import COMPANY, KNOWS, PERSON, Died, die, once
 
@@ -151,6 +151,27 @@ def test_a_dropped_property_is_gone_from_now_on_and_there_in_older_versions(
     assert rows_of(graph, PERSON) == [{"id": "first", "name": "first"}]
     assert rows_of(graph, PERSON, before) == [FIRST]
     assert properties(graph, PERSON) == {"name": "String"}
+    assert check_graph(graph.root) == []
+
+
+def test_what_comes_after_a_dropped_property_keeps_its_values_through_every_later_change(
+    tmp_path: Path,
+) -> None:
+    graph = Storage.at(str(tmp_path / "later"))
+    columns_there = {"id": ["a", "b"], "m": ["ma", "mb"], "n": ["na", "nb"], "q": ["qa", "qb"]}
+    plain_writes.save(graph.root, columns_there, table=PERSON)
+    changes.drop_property(graph, asked(graph), PERSON, "m")
+    changes.rename_property(graph, asked(graph), PERSON, "n", "k")
+    changes.add_property(graph, asked(graph), PERSON, "z", "String?")
+    more = {"id": ["c"], "k": ["kc"], "q": ["qc"], "z": ["zc"], "w": ["wc"]}
+    plain_writes.save(graph.root, more, table=PERSON, mergeSchema="true")
+    changes.drop_property(graph, asked(graph), PERSON, "z")
+    changes.rename_property(graph, asked(graph), PERSON, "q", "r")
+    assert rows_of(graph, PERSON) == [
+        {"id": "a", "k": "na", "r": "qa", "w": None},
+        {"id": "b", "k": "nb", "r": "qb", "w": None},
+        {"id": "c", "k": "kc", "r": "qc", "w": "wc"},
+    ]
     assert check_graph(graph.root) == []
 
 
