@@ -9,7 +9,7 @@ still there unchanged; after a delete, an overwrite or a restore it looks at all
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -132,7 +132,9 @@ class _Round(RoundRows):
         )
         if staged.write.replaces == ALL or key not in self._snapshot.tables:
             return
-        wanted = {name: staged.columns[name] for name in dict.fromkeys(["id", *names])}
+        wanted = self._stored(staged, dict.fromkeys(["id", *names]))
+        if wanted is None:
+            return
         on = " AND ".join(f"p.{name} = t.{name}" for name in names)
         self._db.run(
             f"CREATE OR REPLACE TABLE hits AS SELECT {', '.join(f'p.{name}' for name in names)} "
@@ -147,6 +149,14 @@ class _Round(RoundRows):
             f"values that no row of {key} has yet",
             "Drop those rows, or change the values",
         )
+
+    def _stored(self, staged: Staged, names: Iterable[str]) -> dict[str, str] | None:
+        """Return the published columns of scratch columns; None: no row has one that is added."""
+        before = staged.write.before
+        found = {name: before.get(column, column) for name, column in staged.pairs(names)}
+        wanted = {name: column for name, column in found.items() if column is not None}
+        there = self._columns_of(staged.write.table_key)
+        return wanted if wanted.keys() == found.keys() and there >= {*wanted.values()} else None
 
     def _ends(self, staged: Staged) -> tuple[str, str]:
         if staged.rules.ends is None:

@@ -6,7 +6,7 @@ Runs on the driver: staged rows in tables of the scratch database, published row
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -35,7 +35,8 @@ class TableWrite:
 
     `replaces` is NOTHING, SAME_IDS (an upsert) or ALL (an overwrite). `made_ids`: the write itself
     gave every row a new id, which no other row can have. `removed` gives the ids of more rows that
-    it takes out beside, in bounded pieces.
+    it takes out beside, in bounded pieces. `before` says what the published version calls columns
+    that it renames; None for those that it adds.
     """
 
     table_key: str
@@ -44,6 +45,7 @@ class TableWrite:
     schema: pa.Schema
     made_ids: bool = False
     removed: Callable[[], Iterable[pa.Array]] | None = None
+    before: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass
@@ -58,6 +60,10 @@ class Staged:
     name: str
     columns: dict[str, str]
     rows: int = 0
+
+    def pairs(self, names: Iterable[str]) -> list[tuple[str, str]]:
+        """Return (scratch column, stored one) of some scratch columns."""
+        return [(name, self.columns[name]) for name in names]
 
     def column(self, stored: str) -> str:
         """Return the scratch column of a stored one."""
@@ -216,6 +222,11 @@ class RoundRows:
             self._fragments[key] = sources.fragments_of(dataset)
             self.seen[key] = frozenset(self._fragments[key])
         return self._fragments[key]
+
+    def _columns_of(self, key: str) -> frozenset[str]:
+        """Return the columns of a published table."""
+        self._fragments_of(key)
+        return frozenset(self._datasets[key].schema.names)
 
     def _note(self, key: str) -> None:
         self.read[key] = self._snapshot.version(key)

@@ -24,16 +24,18 @@ from omnigraph_spark.errors import (
     UnsupportedError,
 )
 from omnigraph_spark.history.commits import Commit
+from omnigraph_spark.integrity.rules import of_write
 from omnigraph_spark.manifest import known_types
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load, open_manifest, read_rows
 from omnigraph_spark.merge import edges
+from omnigraph_spark.merge.columns import merge_columns, one_column
 from omnigraph_spark.merge.edges import After
 from omnigraph_spark.merge.rules import DELETE_UPDATE, FAIL, ORPHAN, OURS, SOURCE, TARGET, THEIRS
 from omnigraph_spark.merge.tables import Outcome, Runner, TableMerge
 from omnigraph_spark.options import WriteOptions
-from omnigraph_spark.refs import refs
+from omnigraph_spark.refs import property_files, refs
 from omnigraph_spark.refs.merge_base import head_commit, merge_bases
-from omnigraph_spark.schema.model import EdgeType, NodeType
+from omnigraph_spark.schema.model import EdgeType, EngineSchema, NodeType
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.progress import Progress
 from omnigraph_spark.storage.relocation import open_for_reading
@@ -129,6 +131,7 @@ class Prepared:
     rows: list[ConflictRow] = field(default_factory=list)
     counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
     mark: str | None = None
+    merges: Mapping[str, TableMerge] = field(default_factory=dict)
 
 
 def resolver(resolution: str | Mapping[str, str]) -> Callable[[str], str]:
@@ -164,7 +167,7 @@ def prepare(
         BranchNotFoundError: no such branch.
         OptionError: a branch into itself.
         UnsupportedError: no common commit, or no fast-forward where only that is wanted.
-        SchemaMismatchError: the source's table has other columns than the target's.
+        SchemaMismatchError: both sides changed a column in different ways.
         StorageError: the store failed.
     """
     if source == into:
@@ -182,8 +185,13 @@ def prepare(
     runner = start(storage, work.merges)
     outcomes = runner.outcomes()
     progress.step("rows are compared")
+    columns = {one.table_key: one.columns for one in work.merges if one.columns is not None}
     written = tuple(
-        key for key, one in outcomes.items() if one.is_written() or sides_create(sides, key)
+        key
+        for key, one in outcomes.items()
+        if one.is_written()
+        or sides_create(sides, key)
+        or (key in columns and columns[key].is_changed)
     )
     dropped = tuple(work.dropped)
     schema = known_types.known(storage, sides.target).schema
@@ -196,7 +204,9 @@ def prepare(
         *((key, name, ORPHAN, None, None, None) for key, name in loose),
     ]
     mark = None if written or dropped else _mark(sides)
-    return Prepared(storage, sides, runner, written, dropped, rows, _counts(outcomes, rows), mark)
+    counts = _counts(outcomes, rows)
+    changed = {one.table_key: one for one in work.merges if one.table_key in written}
+    return Prepared(storage, sides, runner, written, dropped, rows, counts, mark, changed)
 
 
 def _mark(sides: Sides) -> str | None:
@@ -262,13 +272,52 @@ class _Work:
             self.whole.append(key)
 
     def _merge(self, key: str, resolution: str) -> None:
-        sides = self.sides.of_table(key)
-        source, target = sides[SOURCE], sides[TARGET]
-        if source is not None and target is not None:
-            base = next((sides[name] for name in self._bases() if sides[name] is not None), None)
-            branches = (self.sides.source.branch, self.sides.target.branch)
-            check_columns(self.storage, base, source, target, branches)
-        self.merges.append(TableMerge.planned(self.storage, key, sides, self._bases(), resolution))
+        sides, bases = self.sides.of_table(key), self._bases()
+        found = None
+        if sides[SOURCE] is not None and sides[TARGET] is not None:
+            heads = {SOURCE: self.sides.source, TARGET: self.sides.target}
+            found = merge_columns(self.storage, sides, bases, heads)
+            for side, name in found.dropped:
+                self._refuse_values_lost(sides, side, name)
+        self.merges.append(TableMerge.planned(self.storage, key, sides, bases, resolution, found))
+
+    def _refuse_values_lost(
+        self, sides: Mapping[str, TableEntry | None], side: str, name: str
+    ) -> None:
+        """Refuse where one side dropped a column, and the other changed values of it.
+
+        Raises:
+            SchemaMismatchError: names the column.
+        """
+        bases = self._bases()
+        kept, base = sides[side], sides[bases[0]]
+        assert kept is not None
+        assert base is not None
+        place = (base.location, base.table_branch, base.table_version)
+        there = open_for_reading(self.storage, *place).schema.names
+        compared = dict.fromkeys(bases, base) | {SOURCE: kept, TARGET: base}
+        merge = TableMerge.planned(
+            self.storage,
+            base.table_key,
+            compared,
+            bases,
+            FAIL,
+            one_column(bases, name, [one for one in there if one not in ("id", name)]),
+        )
+        (outcome,) = self.start(self.storage, [merge]).outcomes().values()
+        rows = outcome.updated + sum(outcome.conflicts.values())
+        if rows:
+            pair = (self.sides.source.branch, self.sides.target.branch)
+            on, gone = pair if side == SOURCE else pair[::-1]
+            raise SchemaMismatchError(
+                f"{gone} dropped {name} of {base.table_key}, and {on} changed values of it",
+                expected="values as they were in the newest common commit",
+                found=f"{rows} rows with other values",
+                hint=f"Nothing was written. If they may go, call drop_property({base.table_key!r}, "
+                f"{name!r}, branch={on!r}), then merge again",
+                table_key=base.table_key,
+                column=name,
+            )
 
     def _bases(self) -> list[str]:
         return [f"b{number}" for number in range(len(self.sides.bases))]
@@ -286,65 +335,8 @@ class _Work:
         return not outcome.is_written() and not outcome.conflicts
 
 
-def check_columns(
-    storage: Storage,
-    base: TableEntry | None,
-    source: TableEntry,
-    target: TableEntry,
-    branches: tuple[str, str],
-) -> None:
-    """Refuse to merge tables whose columns differ: values would be lost.
-
-    `branches` are the names of source and target; the error says what makes them alike.
-
-    Raises:
-        SchemaMismatchError: names a column that differs.
-        StorageError: a table version can't be opened.
-    """
-    before, theirs, ours = (
-        {} if entry is None else {f.name: _plain(f.type) for f in _schema(storage, entry)}
-        for entry in (base, source, target)
-    )
-    for name in sorted({*ours, *theirs}):
-        if ours.get(name) != theirs.get(name):
-            raise SchemaMismatchError(
-                f"Column {name} of {target.table_key} isn't the same in the versions that are "
-                "merged",
-                expected=ours.get(name, "no such column"),
-                found=theirs.get(name, "no such column"),
-                hint=_alike(target.table_key, name, (before, theirs, ours), branches),
-                table_key=target.table_key,
-                column=name,
-            )
-
-
-def _alike(
-    key: str, name: str, columns: Sequence[Mapping[str, str]], branches: tuple[str, str]
-) -> str:
-    """Return the call that makes a column the same on both branches, where one call does."""
-    before, theirs, ours = columns
-    if name in theirs and name in ours:
-        return "Rename one of the two with rename_property, then merge again"
-    source, target = branches
-    changed, other = (source, target) if name in ours else (target, source)
-    if name in before:  # dropped, or renamed: `other` has it still
-        return (
-            f"It was dropped or renamed on {changed}: call drop_property({key!r}, {name!r}, "
-            f"branch={other!r}), or rename_property, then merge again"
-        )
-    return (
-        f"It was added on {other}: call add_property({key!r}, {name!r}, …, branch={changed!r}), "
-        "then merge again"
-    )
-
-
 def _schema(storage: Storage, entry: TableEntry) -> pa.Schema:
     return open_for_reading(storage, entry.location, entry.table_branch, entry.table_version).schema
-
-
-def _plain(kind: pa.DataType) -> str:
-    """Return a type as text; texts and lists of either width hold the same values."""
-    return str(kind).replace("large_", "")
 
 
 def publish(prepared: Prepared, options: WriteOptions) -> Committed:
@@ -361,7 +353,12 @@ def publish(prepared: Prepared, options: WriteOptions) -> Committed:
         try:
             with staging.recorded(planned.storage, planned.publish_id) as planned_at:
                 planned = replace(planned, planned_at=planned_at)
-                return commit(planned, prepared.runner.staged(planned))
+                staged = prepared.runner.staged(planned)
+                reshaped = {
+                    key: one.schema for key, one in planned.targets.items() if one.has_new_columns
+                }
+                with property_files.in_step(planned.storage, reshaped, planned.types):
+                    return commit(planned, staged)
         except ExpectedVersionMismatch as error:
             # Only maintenance may have come in between: then the rows are written again, to fit the
             # versions that it made, and planning refuses whatever else came.
@@ -384,6 +381,7 @@ def _planned(prepared: Prepared, options: WriteOptions) -> WritePlan:
     refuse_moved_on(storage, now, compared)
     new = _definitions(storage, sides, keys)
     planned = plan_write(storage, replace(options, mode=MERGE), {key: new.get(key) for key in keys})
+    planned = _with_columns(prepared, planned, options)
     return replace(
         planned,
         targets=_with_edge_keys(storage, sides.source, planned.targets),
@@ -392,6 +390,35 @@ def _planned(prepared: Prepared, options: WriteOptions) -> WritePlan:
         merged_parent=sides.heads[0].graph_commit_id,
         txn_whole=planned.txn is not None,
     )
+
+
+def _with_columns(prepared: Prepared, planned: WritePlan, options: WriteOptions) -> WritePlan:
+    """Return a plan whose tables get the columns that the merge gives them, with their rules."""
+    storage, sides, targets = prepared.storage, prepared.sides, dict(planned.targets)
+    changed = {
+        key: (one, one.columns)
+        for key, one in prepared.merges.items()
+        if key in targets and one.columns is not None and one.columns.is_changed
+    }
+    if not changed:
+        return planned
+    ours, theirs = (known_types.known(storage, x).schema for x in (sides.target, sides.source))
+    types = []
+    for key, (merge, found) in changed.items():
+        target, schema = targets[key], merge.schema(storage)
+        targets[key] = replace(target, schema=schema, renamed=found.renamed, added=found.added)
+        one = found.merged_type(ours.of_table(key), theirs.of_table(key), schema)
+        types += [one] if one is not None else []
+    if not types:
+        return replace(planned, targets=targets)
+    told = EngineSchema.of(types)
+    integrity = of_write(
+        planned.integrity.level,
+        planned.integrity.bad_records_path,
+        told.with_types(ours).with_types(planned.new_types),
+        targets,
+    )
+    return replace(planned, targets=targets, types=told, integrity=integrity)
 
 
 def _with_edge_keys(

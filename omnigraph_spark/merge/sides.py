@@ -137,16 +137,22 @@ def _of_file(found: Sequence[tuple[Place, Any]], everywhere: bool) -> Iterator[P
 
 
 def read(
-    storage: Storage, piece: Piece, schema: pa.Schema, key: str
+    storage: Storage,
+    piece: Piece,
+    schema: pa.Schema,
+    key: str,
+    names: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield (version's name, rows in the table schema) of a piece; in a task.
 
-    Rows that several versions share are read once.
+    Rows that several versions share are read once. `names` says what the piece's versions call the
+    columns of `schema`, which several of them call alike; None: as they are.
 
     Raises:
         SchemaMismatchError, IntegrityError: a version holds what the table's schema can't.
         StorageError: the store failed.
     """
+    own = {name: name for name in schema.names} if names is None else names
     live = {place.side: _live(storage, place, piece) for place in piece.places}
     both = reduce(np.intersect1d, live.values()) if piece.everywhere else np.empty(0, np.uint64)
     groups: dict[bytes, list[Place]] = {}
@@ -156,7 +162,7 @@ def read(
             groups.setdefault(wanted.tobytes(), []).append(place)
     for packed, places in groups.items():
         wanted = np.frombuffer(packed, dtype=np.uint64)
-        for batch in _rows(storage, places[0], piece, wanted, live[places[0].side], schema):
+        for batch in _rows(storage, places[0], piece, wanted, live[places[0].side], own):
             fitted = to_table_batch(batch, schema, key)
             for place in places:
                 yield place.side, fitted
@@ -178,18 +184,25 @@ def _live(storage: Storage, place: Place, piece: Piece) -> Offsets:
 
 
 def _rows(
-    storage: Storage, place: Place, piece: Piece, wanted: Offsets, live: Offsets, schema: pa.Schema
+    storage: Storage,
+    place: Place,
+    piece: Piece,
+    wanted: Offsets,
+    live: Offsets,
+    own: Mapping[str, str],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows at offsets, with the columns of `schema` that this version has."""
+    """Yield the rows at offsets, with those columns that this version has; `own` are its names."""
     dataset = opened(storage, place.scan)
-    names = [name for name in schema.names if name in dataset.schema.names]
+    there = {name: mine for name, mine in own.items() if mine in dataset.schema.names}
+    names = list(there.values())
     options = scan_options(dataset.schema)
     (fragment,) = fragments_of(dataset, place.scan)
     with translated(f"Reading {place.scan.table_key} of {storage.root}"):
         if len(wanted) * _TAKE_BELOW < len(live) and not options and piece.start == 0:
             # `take` counts the rows that aren't deleted, from the fragment's first.
             positions = np.searchsorted(live, wanted)
-            yield from fragment.take(positions.tolist(), columns=names).to_batches()
+            taken = fragment.take(positions.tolist(), columns=names).rename_columns(list(there))
+            yield from taken.to_batches()
             return
         scanner = dataset.scanner(
             columns=names,
@@ -204,7 +217,7 @@ def _rows(
             keep = np.isin(_offsets(batch.column("_rowaddr")), wanted)
             rows = batch.filter(pa.array(keep)).select(names)
             if rows.num_rows:
-                yield _without_empty(rows, blobs)
+                yield _without_empty(rows, blobs).rename_columns(list(there))
 
 
 def _range(place: Place, piece: Piece) -> str:

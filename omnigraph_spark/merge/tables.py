@@ -19,9 +19,10 @@ from omnigraph_spark.arrow.to_table import table_schema
 from omnigraph_spark.integrity.screen import Screen
 from omnigraph_spark.merge import rules
 from omnigraph_spark.merge import sides as merge_sides
+from omnigraph_spark.merge.columns import Columns, Names
 from omnigraph_spark.merge.rules import DOUBLED, OURS, SOURCE, TARGET, Conflict, Decision
 from omnigraph_spark.merge.sides import Piece, Sides
-from omnigraph_spark.storage import column_numbers, layout
+from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.relocation import open_for_reading
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.plan import WritePlan
@@ -40,7 +41,7 @@ Rows = Mapping[str, pa.Table]
 class TableMerge:
     """One table of a merge, as plain data; `bases` are names of versions in `sides`.
 
-    A table that the target doesn't have is taken from the source as it is.
+    A table that the target doesn't have is taken from the source as it is, without `columns`.
     """
 
     table_key: str
@@ -48,10 +49,17 @@ class TableMerge:
     bases: tuple[str, ...]
     resolution: str
     pieces: tuple[Piece, ...]
+    columns: Columns | None = None
 
     @classmethod
     def planned(
-        cls, storage: Storage, key: str, sides: Sides, bases: Sequence[str], resolution: str
+        cls,
+        storage: Storage,
+        key: str,
+        sides: Sides,
+        bases: Sequence[str],
+        resolution: str,
+        columns: Columns | None = None,
     ) -> TableMerge:
         """Plan the merge of a table from its metadata; on the driver.
 
@@ -59,17 +67,35 @@ class TableMerge:
             VersionNotFoundError, StorageError: a table version isn't there.
         """
         wanted = sides if sides[TARGET] is not None else {SOURCE: sides[SOURCE]}
-        return cls(key, sides, tuple(bases), resolution, tuple(merge_sides.pieces(storage, wanted)))
+        pieces = tuple(merge_sides.pieces(storage, wanted))
+        return cls(key, sides, tuple(bases), resolution, pieces, columns)
 
     def size(self) -> int:
         """Return the bytes on disk of what has to be read."""
         return sum(one.size * len(one.places) for one in self.pieces)
 
     def dataset(self, storage: Storage) -> LanceDataset:
-        """Open the version whose columns the merged table has."""
+        """Open the version that the merged table extends."""
         entry = self.sides[TARGET] or self.sides[SOURCE]
         assert entry is not None
         return open_for_reading(storage, entry.location, entry.table_branch, entry.table_version)
+
+    def schema(self, storage: Storage) -> pa.Schema:
+        """Return the columns of the merged table."""
+        target = self.dataset(storage).schema
+        if self.columns is None or not self.columns.is_changed:
+            return target
+        source = target
+        if self.columns.added:
+            entry = self.sides[SOURCE]
+            assert entry is not None
+            place = (entry.location, entry.table_branch, entry.table_version)
+            source = open_for_reading(storage, *place).schema
+        return self.columns.merged(target, source)
+
+    def named_on(self, side: str) -> Names | None:
+        """Return what a version calls the merged columns; None: as they are."""
+        return None if self.columns is None else self.columns.names.get(side)
 
 
 @dataclass(frozen=True)
@@ -87,9 +113,10 @@ class Facts:
 
 @dataclass
 class Outcome:
-    """What the merge of a table comes to, counted."""
+    """What the merge of a table comes to, counted; `updated` are those taken that replace rows."""
 
     taken: int = 0
+    updated: int = 0
     gone: int = 0
     settled: int = 0
     conflicts: Counter[str] = field(default_factory=Counter)
@@ -97,6 +124,7 @@ class Outcome:
     def add(self, decided: Decision) -> None:
         """Count one bucket's decision."""
         self.taken += decided.taken.num_rows
+        self.updated += int((decided.replaced > 0).sum())
         self.gone += len(decided.gone)
         self.settled += decided.settled
         self.conflicts.update(kind for _, kind, *_ in decided.conflicts)
@@ -129,18 +157,19 @@ def rows_of(storage: Storage, merge: TableMerge, pieces: Iterable[Piece]) -> dic
         SchemaMismatchError, IntegrityError: a version holds what the table's schema can't.
         StorageError: the store failed.
     """
-    schema = merge.dataset(storage).schema
+    schema = merge.schema(storage)
     read = table_schema(schema)
     batches: dict[str, list[pa.RecordBatch]] = {side: [] for side in merge.sides}
     for piece in pieces:
-        for side, batch in merge_sides.read(storage, piece, schema, merge.table_key):
+        names = merge.named_on(piece.places[0].side)
+        for side, batch in merge_sides.read(storage, piece, schema, merge.table_key, names):
             batches[side].append(batch)
     return {side: pa.Table.from_batches(found, read) for side, found in batches.items()}
 
 
 def columns(storage: Storage, merge: TableMerge) -> pa.Schema:
     """Return the columns of what `rows_of` reads."""
-    return table_schema(merge.dataset(storage).schema)
+    return table_schema(merge.schema(storage))
 
 
 def decided(storage: Storage, merge: TableMerge, rows: Rows) -> Decision:
@@ -214,7 +243,7 @@ def staged_rows(plan: WritePlan, merge: TableMerge, found: Decision) -> list[Sta
         dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
         gone = lookup(dataset, found.gone).addresses
         none = np.empty(0, dtype=np.uint64)
-        fields = column_numbers.of_dataset(dataset)
+        fields = stage.planned_fields(target, dataset)
         named = matches.of_addresses(gone, none)
         staged.append(StagedTable(merge.table_key, (), 0, 0, fields, named, ("id",)))
     return staged

@@ -7,7 +7,7 @@ stage and on the driver when it commits; opens no file and writes none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,21 +23,31 @@ if TYPE_CHECKING:
 _PAD = "__pad{}"
 
 
-def with_columns(dataset: LanceDataset, fields: Iterable[pa.Field]) -> LanceSchema:
+Change = tuple[str, str | None, bool]
+"""(column, its new name, whether it may be null from there on); without a name it is dropped."""
+
+
+def with_columns(
+    dataset: LanceDataset, fields: Iterable[pa.Field], changes: Iterable[Change] = ()
+) -> LanceSchema:
     """Return a dataset's schema with more columns behind it, all of them with new ids.
+
+    `changes` are made to those that are there, before.
 
     Raises:
         StorageError: Lance doesn't take a column.
     """
-    fields = list(fields)
+    fields, changes = list(fields), list(changes)
     if not fields:
-        return dataset.lance_schema
-    used = max(entry[1] for entry in of_dataset(dataset))
-    files = (file for fragment in dataset.get_fragments() for file in fragment.data_files())
-    highest = max((number for file in files for number in file.fields), default=-1)
-    pads = [_PAD.format(number) for number in range(used + 1, highest + 1)]
+        return changed(dataset, changes) if changes else dataset.lance_schema
     with translated("Numbering new columns"):
         empty = _empty(dataset)
+        _change(empty, changes)
+        used = max(entry[1] for entry in of_dataset(empty))
+        numbers = [entry[1] for entry in of_dataset(dataset)]
+        for fragment in dataset.get_fragments():
+            numbers += [number for file in fragment.data_files() for number in file.fields]
+        pads = [_PAD.format(number) for number in range(used + 1, max(numbers) + 1)]
         if pads:
             empty.add_columns(pa.schema([pa.field(name, pa.bool_()) for name in pads]))
         empty.add_columns(pa.schema(fields))
@@ -46,25 +56,32 @@ def with_columns(dataset: LanceDataset, fields: Iterable[pa.Field]) -> LanceSche
         return empty.lance_schema
 
 
-def without_columns(dataset: LanceDataset, names: Iterable[str]) -> LanceSchema:
-    """Return a dataset's schema without some of its columns."""
-    with translated("Leaving out columns"):
-        empty = _empty(dataset)
-        empty.drop_columns(list(names))
-        return empty.lance_schema
+def changed(dataset: LanceDataset, changes: Iterable[Change]) -> LanceSchema:
+    """Return a dataset's schema without some of its columns, others renamed; ids stay.
 
-
-def with_names(dataset: LanceDataset, names: Mapping[str, str]) -> LanceSchema:
-    """Return a dataset's schema with other names for some columns (old to new), ids as they are.
-
-    A column that keeps its name may be null from there on.
+    Raises:
+        StorageError: Lance doesn't take a change.
     """
     with translated("Changing columns"):
         empty = _empty(dataset)
-        for old, new in names.items():
-            change = {"path": old, "nullable": True} if old == new else {"path": old, "name": new}
-            empty.alter_columns(change)  # type: ignore[arg-type]
+        _change(empty, changes)
         return empty.lance_schema
+
+
+def _change(empty: LanceDataset, changes: Iterable[Change]) -> None:
+    changes = list(changes)
+    gone = [old for old, new, _ in changes if new is None]
+    if gone:
+        empty.drop_columns(gone)
+    for old, new, may_be_null in changes:
+        if new is None:
+            continue
+        change: dict[str, Any] = {"path": old}
+        if new != old:
+            change["name"] = new
+        if may_be_null:
+            change["nullable"] = True
+        empty.alter_columns(change)  # type: ignore[arg-type]
 
 
 def renumbered(

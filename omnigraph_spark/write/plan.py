@@ -110,6 +110,23 @@ class TableTarget:
     keeps_key: bool = False
 
     @property
+    def has_new_columns(self) -> bool:
+        """Whether the write gives the table other columns than it has."""
+        return bool(self.added or self.renamed)
+
+    def reshaping(self) -> tuple[tuple[str, str | None, bool], ...]:
+        """Return (column, its new name, whether it may be null from there on) by `renamed`."""
+        return tuple(
+            (old, new, new == old or (new in self.schema.names and self.schema.field(new).nullable))
+            for old, new in self.renamed
+        )
+
+    def before(self) -> dict[str, str | None]:
+        """Return what columns of `schema` are called before the write: None for added ones."""
+        found: dict[str, str | None] = {new: old for old, new in self.renamed if new is not None}
+        return {**found, **dict.fromkeys(self.added)}
+
+    @property
     def data(self) -> str:
         """The folder of the data files, below the graph's root."""
         line = f"/tree/{self.table_branch}" if self.table_branch else ""

@@ -27,7 +27,7 @@ from omnigraph_spark.refs import refs, tags
 from omnigraph_spark.schema_changes import properties
 from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
-from tests.support import branches, columns, exports, graphs
+from tests.support import branches, columns, exports, graphs, merges
 from tests.support.engine import Engine, EngineRefusedError, knows, person
 from tests.support.writes import (
     ALL,
@@ -108,26 +108,28 @@ def _restore(graph: Storage) -> None:
     restore.restore(graph, write_options(graph), str(before))
 
 
-def _drop_property(graph: Storage) -> None:
-    properties.drop_property(graph, write_options(graph), KNOWS, "w")
+def _drop_property(graph: Storage, branch: str = "main") -> None:
+    properties.drop_property(graph, write_options(graph, branch=branch), KNOWS, "w")
 
 
-def _rename_property(graph: Storage) -> None:
-    properties.rename_property(graph, write_options(graph), KNOWS, "w", "weight")
+def _rename_property(graph: Storage, branch: str = "main") -> None:
+    properties.rename_property(graph, write_options(graph, branch=branch), KNOWS, "w", "weight")
 
 
-def _add_properties(graph: Storage) -> None:
+def _add_properties(graph: Storage, branch: str = "main") -> None:
+    asked = write_options(graph, branch=branch)
     for name, kind in (("nick", "String?"), ("born", "Date?"), ("seen", "DateTime?")):
-        properties.add_property(graph, write_options(graph), PERSON, name, kind)
-    properties.add_property(graph, write_options(graph), KNOWS, "tags", "[String]?")
+        properties.add_property(graph, asked, PERSON, name, kind)
+    properties.add_property(graph, asked, KNOWS, "tags", "[String]?")
 
 
-def _merge_schema(graph: Storage) -> None:
+def _merge_schema(graph: Storage, branch: str = "main") -> None:
     columns.write(
         graph,
         PERSON,
         [*columns.PERSON_FRAME, columns.NICK, columns.SCORE],
         [{"id": "eve", "name": "eve", "age": 3, "nick": "e", "score": 5}],
+        branch=branch,
     )
 
 
@@ -218,6 +220,22 @@ def test_the_engine_reads_merges_and_deletes_our_branches(engine: Engine, graph:
     engine.run("branch", "delete", "--uri", root, "idle")
     assert engine.branches(Path(root)) == ["dev", "dev/sub", "main"]
     assert "ann" not in agree(engine, graph, "dev/sub")[PERSON]
+    assert check(graph) == []
+
+
+@pytest.mark.parametrize(
+    "change", [_add_properties, _drop_property, _rename_property, _merge_schema]
+)
+def test_the_engine_opens_and_extends_a_graph_whose_merge_brought_columns(
+    engine: Engine, graph: Storage, change: Callable[[Storage, str], None]
+) -> None:
+    branches.make(graph, "dev")
+    change(graph, "dev")
+    write(graph, {PERSON: ["main"], KNOWS: ["main"]}, new={})
+    merges.merge(graph, "dev")
+    agree(engine, graph)
+    branches.remove(graph, "dev")
+    engine_writes(engine, graph)
     assert check(graph) == []
 
 

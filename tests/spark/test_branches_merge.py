@@ -15,6 +15,7 @@ from omnigraph_spark import OmniGraph, _faults
 from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
     MergeConflictError,
+    SchemaMismatchError,
 )
 from omnigraph_spark.history import commits
 from omnigraph_spark.manifest.snapshot import Snapshot, load
@@ -132,6 +133,36 @@ def test_a_target_that_hasnt_moved_becomes_as_the_source(graph: OmniGraph) -> No
     assert graph.table(COMPANY).count() == 1
     assert graph.diff("dev", "main").count() == 0
     assert check_graph(graph.uri) == []
+
+
+def test_columns_that_one_side_changed_are_taken_with_the_rows_of_both(graph: OmniGraph) -> None:
+    graph.rename_property(PERSON, "age", "years", branch="dev")
+    graph.add_property(PERSON, "nick", "String?", branch="dev")
+    new = graph.spark.createDataFrame(
+        [("a", 10, "al"), ("d2", 7, "dee")], "id STRING, years INT, nick STRING"
+    )
+    graph.write({PERSON: new}, writeMode="merge", branch="dev")
+    graph.write({PERSON: people(graph.spark, [("b", 20), ("m", 6)])}, writeMode="merge")
+    assert graph.merge("dev", dry_run=True).tables == (PERSON,)
+    assert graph.table(PERSON).columns == ["id", "age"]
+    graph.merge("dev")
+    rows = graph.table(PERSON).select("id", "years", "nick").collect()
+    assert sorted(map(tuple, rows)) == [
+        ("a", 10, "al"),
+        ("b", 20, None),
+        ("c", 3, None),
+        ("d", 4, None),
+        ("d2", 7, "dee"),
+        ("m", 6, None),
+    ]
+    graph.drop_property(PERSON, "nick")
+    graph.write(
+        {PERSON: graph.spark.createDataFrame([("c", "cee")], "id STRING, nick STRING")},
+        writeMode="merge",
+        branch="dev",
+    )
+    with pytest.raises(SchemaMismatchError, match="main dropped nick"):
+        graph.merge("dev")
 
 
 def test_an_edge_whose_end_the_other_side_deleted_is_an_orphan(graph: OmniGraph) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omnigraph_spark.errors import IntegrityError, SchemaMismatchError
+from omnigraph_spark.errors import IntegrityError
 from omnigraph_spark.history import commits
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.schema_changes.properties import add_property, drop_property, drop_table
+from omnigraph_spark.schema_changes.properties import drop_table
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import Committed
 from tests.support import merges, ruled
@@ -145,27 +144,3 @@ def test_edges_that_the_branch_deleted_do_not_count_in_a_merge(tmp_path: Path) -
     _save(storage, ruled.WORKS, ruled.edge("b", "acme", id="w3"), branch="later")
     merges.merge(storage, "later", integrity=DEFAULT)
     assert ids_at(storage, ruled.WORKS) == ["aw", "w2", "w3"]
-
-
-@pytest.mark.parametrize(
-    ("change", "branch", "text"),
-    [
-        ("add", "dev", "added on dev: call add_property('node:Person', 'nick', …, branch='main')"),
-        ("add", "main", "added on main: call add_property('node:Person', 'nick', …, branch='dev')"),
-        ("drop", "dev", "on dev: call drop_property('node:Person', 'age', branch='main')"),
-        ("drop", "main", "on main: call drop_property('node:Person', 'age', branch='dev')"),
-    ],
-)
-def test_a_merge_of_tables_with_other_columns_says_which_call_makes_them_alike(
-    tmp_path: Path, change: str, branch: str, text: str
-) -> None:
-    storage = _people(tmp_path)
-    merges.write_rows(storage, {PERSON: [("m", 1)]})
-    merges.write_rows(storage, {PERSON: [("d", 1)]}, branch="dev")
-    options = write_options(storage, branch=branch)
-    if change == "add":
-        add_property(storage, options, PERSON, "nick", "String?")
-    else:
-        drop_property(storage, options, PERSON, "age")
-    with pytest.raises(SchemaMismatchError, match=re.escape(text)):
-        merges.prepare(storage, "dev")

@@ -93,7 +93,7 @@ def fitted(
     for one in staged:
         fragments: Sequence[dict[str, Any]] = one.fragments
         _check(target, one.fields, now)
-        if target.added:
+        if target.has_new_columns:
             fragments = column_numbers.renumbered(fragments, one.fields, now)
         found += lance_fragments(storage, fragments, one.matches)
     return found
@@ -120,13 +120,24 @@ def reshape(round_: Round, target: TableTarget, entry: TableEntry) -> LanceDatas
         SchemaMismatchError: a column isn't there any more, or its new name is taken.
         StorageError: the store failed.
     """
+    place = (target.table_key, entry.location, target.table_branch, entry.table_version)
+    return reshaped(round_, target, strip(settle(round_, *place)))
+
+
+def reshaped(round_: Round, target: TableTarget, head: LanceDataset) -> LanceDataset:
+    """Commit the next version of a table with its columns changed, as `reshape`; `head` if none.
+
+    Raises:
+        StartOver, SchemaMismatchError, StorageError: as `reshape`.
+    """
     from lance import LanceOperation
 
-    place = (target.table_key, entry.location, target.table_branch, entry.table_version)
-    head = strip(settle(round_, *place))
+    if not target.renamed:
+        return head
     names = head.schema.names
+    gone = {old for old, new in target.renamed if new is None}
     for old, new in target.renamed:
-        if old not in names or (new in names and new != old):
+        if old not in names or (new in names and new != old and new not in gone):
             raise SchemaMismatchError(
                 f"The columns of {target.table_key} were changed by another writer meanwhile",
                 expected=f"a column {old}" if old not in names else f"no column {new}",
@@ -135,13 +146,7 @@ def reshape(round_: Round, target: TableTarget, entry: TableEntry) -> LanceDatas
                 table_key=target.table_key,
                 column=old,
             )
-    kept = {old: new for old, new in target.renamed if new is not None}
-    gone = [old for old, new in target.renamed if new is None]
-    schema = (
-        column_numbers.without_columns(head, gone)
-        if gone
-        else column_numbers.with_names(head, kept)
-    )
+    schema = column_numbers.changed(head, target.reshaping())
     before = int(head.version)
     made = commit(head, before, LanceOperation.Project(schema), round_.publish_id, max_retries=0)
     return contiguous(made, before, round_.publish_id)

@@ -428,14 +428,16 @@ class _Write:
     def _told(self, snapshot: Snapshot, one: Moved) -> dict[str, str]:
         """Return the type that a table's version row tells, if `__manifest` doesn't know it."""
         key, plan = one.table_key, self._plan
-        found = plan.types.of_table(key) or self._schema.with_types(plan.new_types).of_table(key)
+        found = plan.types.of_table(key)
         if found is None:
-            return {}
-        known = {p.name for p in found.properties}
-        new = [p for p in plan.new_properties.get(key, ()) if p.name not in known]
-        found = replace(found, properties=(*found.properties, *new))
-        found = fitted(reshaped(found, dict(plan.targets[key].renamed)), one.schema)
-        text = known_types.text_of(found)
+            found = self._schema.with_types(plan.new_types).of_table(key)
+            if found is None:
+                return {}
+            known = {p.name for p in found.properties}
+            new = [p for p in plan.new_properties.get(key, ()) if p.name not in known]
+            found = replace(found, properties=(*found.properties, *new))
+            found = reshaped(found, dict(plan.targets[key].renamed))
+        text = known_types.text_of(fitted(found, one.schema))
         return {} if text == snapshot.types.get(key) else {known_types.TYPE: text}
 
     def _expected(self) -> dict[str, int]:

@@ -100,7 +100,7 @@ class CommitCheck:
             Question(
                 storage=plan.storage,
                 snapshot=snapshot,
-                schema=schema.with_types(plan.new_types),
+                schema=plan.types.with_types(schema).with_types(plan.new_types),
                 writes=tuple(
                     TableWrite(
                         key,
@@ -109,6 +109,7 @@ class CommitCheck:
                         plan.targets[key].schema,
                         key in plan.integrity.made_ids,
                         partial(self._removed, key) if self._takes_out(key) else None,
+                        plan.targets[key].before(),
                     )
                     for key in touched
                 ),

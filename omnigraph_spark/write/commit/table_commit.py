@@ -44,7 +44,7 @@ from omnigraph_spark.write.commit.table_head import (
     settle_absent,
     strip,
 )
-from omnigraph_spark.write.plan import OVERWRITE, RESTORE, TableTarget
+from omnigraph_spark.write.plan import ALTER, OVERWRITE, RESTORE, TableTarget
 from omnigraph_spark.write.tasks.stage import StagedTable
 from omnigraph_spark.write.tasks.upsert import lance_fragments
 
@@ -110,7 +110,7 @@ def commit_table(
     _faults.point("table.before_commit")
     if target.restore_to is not None:
         dataset = _restore(round_, target, entry, floor)
-    elif target.renamed and entry is not None:
+    elif target.mode == ALTER and target.renamed and entry is not None:
         dataset = reshape(round_, target, entry)
     elif entry is None:
         dataset = _create(round_, target, floor, staged)
@@ -220,10 +220,28 @@ def _extend(
     staged: Sequence[StagedTable],
 ) -> LanceDataset:
     """Append to, or overwrite, a table that has a published version."""
+    pinned = entry.table_version
+    head = strip(settle(round_, target.table_key, entry.location, target.table_branch, pinned))
+    first = int(head.version)
+    head = added_columns.reshaped(round_, target, head)
+    try:
+        return _extended(round_, target, entry, staged, head)
+    except (StartOver, OmnigraphError):
+        if head.version > first:
+            _go_back(head, int(head.version), round_, pinned)
+        raise
+
+
+def _extended(
+    round_: Round,
+    target: TableTarget,
+    entry: TableEntry,
+    staged: Sequence[StagedTable],
+    head: LanceDataset,
+) -> LanceDataset:
     from lance import LanceOperation
 
     pinned = entry.table_version
-    head = strip(settle(round_, target.table_key, entry.location, target.table_branch, pinned))
     schema = added_columns.schema_with(target, head)
     fragments = added_columns.fitted(
         round_.storage, target, staged, column_numbers.of_schema(schema)
@@ -231,7 +249,8 @@ def _extend(
     round_.files_used |= bool(fragments)
     if target.mode != OVERWRITE:
         wide = added_columns.add(round_, head, schema)
-        if wide is not head and not fragments and not any(one.matches for one in staged):
+        changed = wide is not head or bool(target.renamed)
+        if changed and not fragments and not any(one.matches for one in staged):
             return wide
         made = wide
         for operation in updates.operations(round_.storage, wide, staged, fragments):

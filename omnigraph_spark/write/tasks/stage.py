@@ -244,7 +244,7 @@ def _destination(
 ) -> tuple[LanceDataset | str, FieldMap, FieldMap]:
     """Return where Lance writes, the field ids that it gives, and those that fragments are to have.
 
-    They differ where the write adds columns: Lance then numbers the columns as a new table's.
+    They differ where the write changes columns: Lance then numbers them as a new table's.
     `opened` is the table's version, if the caller has it already.
     """
     # On a graph branch a table's first version is one of its fork, and so are its files.
@@ -255,12 +255,22 @@ def _destination(
     dataset = opened
     if dataset is None:
         dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
-    if not target.added:
+    if not target.has_new_columns:
         fields = column_numbers.of_dataset(dataset)
         return dataset, fields, fields
+    return place, column_numbers.of_new(target.schema), planned_fields(target, dataset)
+
+
+def planned_fields(target: TableTarget, dataset: LanceDataset) -> FieldMap:
+    """Return the field ids of a table once its write has changed its columns.
+
+    Raises:
+        StorageError: Lance doesn't take a column.
+    """
+    if not target.has_new_columns:
+        return column_numbers.of_dataset(dataset)
     new = [target.schema.field(name) for name in target.added]
-    planned = column_numbers.of_schema(column_numbers.with_columns(dataset, new))
-    return place, column_numbers.of_new(target.schema), planned
+    return column_numbers.of_schema(column_numbers.with_columns(dataset, new, target.reshaping()))
 
 
 def _fragment_json(fragment: Any) -> dict[str, Any]:

@@ -142,8 +142,7 @@ class _Task:
         self._write = write
         self._keeps_ids = bool(dataset.has_stable_row_ids)
         self._schema = table_schema(target.schema)
-        there = set(dataset.schema.names)
-        known = [field for field in target.schema if field.name in there]
+        known, self._own = _known(target, dataset)
         # The ids are equal: of the stored rows the other columns are read, or if there are none it.
         rest = [field for field in known if field.name != "id"]
         self._stored_schema = pa.schema(rest or known)
@@ -216,7 +215,7 @@ class _Task:
             ours = rows.slice(start, step).combine_chunks()
             stored = self._stored(found.row_ids[start : start + step], blobs)
             for name in self._target.added:  # columns that the write adds to the table
-                if name not in stored.schema.names:
+                if name not in self._own:
                     kind = self._schema.field(name).type
                     stored = stored.append_column(name, pa.nulls(stored.num_rows, kind))
             columns = []
@@ -235,7 +234,7 @@ class _Task:
     def _stored(self, keys: Numbers, blobs: bool) -> pa.RecordBatch:
         """Return the stored rows of row ids without `id`, in their order and the table's types."""
         wanted = pa.array(keys, pa.uint64())
-        names = self._stored_schema.names
+        names = [self._own[name] for name in self._stored_schema.names]
         with translated(f"Reading the rows of {self._target.table_key} that are updated"):
             if blobs:
                 rows = self._dataset.scanner(
@@ -250,6 +249,7 @@ class _Task:
                     rows = _empty_as_null(rows, name)
             else:
                 rows = self._dataset._take_rows(wanted, columns=names)
+        rows = rows.select(names).rename_columns(self._stored_schema.names)
         (batch,) = rows.combine_chunks().to_batches()
         return to_table_batch(batch, self._stored_schema, self._target.table_key)
 
@@ -277,6 +277,20 @@ class _Task:
                 samples=samples,
                 column=missing[0],
             )
+
+
+def _known(target: TableTarget, dataset: LanceDataset) -> tuple[list[pa.Field], dict[str, str]]:
+    """Return the columns of the target that a version has, and what it calls them."""
+    before, there = target.before(), set(dataset.schema.names)
+    changed = dict(target.renamed)
+    known, own = [], {}
+    for field in target.schema:
+        name = before.get(field.name) or field.name
+        added = field.name in target.added and field.name in changed
+        if name in there and not added:
+            known.append(field)
+            own[field.name] = name
+    return known, own
 
 
 def _empty_as_null(rows: pa.Table, name: str) -> pa.Table:

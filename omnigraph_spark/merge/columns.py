@@ -1,0 +1,374 @@
+"""What a merge makes of the columns of a table: what one side alone changed is taken from it.
+
+Runs on the driver, from metadata. A property that was added, renamed, dropped or may be null since
+the common version comes, goes or changes in the merged table as its rows do. Lance numbers columns
+for ever, so a renamed one is known by its number where the common version lies on the side's own
+line; after an earlier merge it may not, and then a column that may have been renamed is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, NoReturn
+
+import pyarrow as pa
+
+from omnigraph_spark.errors import SchemaMismatchError
+from omnigraph_spark.manifest.rows import TOMBSTONE
+from omnigraph_spark.manifest.snapshot import (
+    Snapshot,
+    TableEntry,
+    highest_of,
+    open_manifest,
+    read_rows,
+)
+from omnigraph_spark.merge.rules import SOURCE, TARGET
+from omnigraph_spark.refs import forks
+from omnigraph_spark.schema.model import EdgeType, NodeType, fitted, reshaped, with_lost
+from omnigraph_spark.storage import column_numbers, layout
+from omnigraph_spark.storage.relocation import open_for_reading
+from omnigraph_spark.storage.store import Storage
+
+Names = Mapping[str, str]
+"""What each merged column is called in one version; one that the version lacks is left out."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a merged table, as plain data.
+
+    `renamed` says what becomes of the target's columns that change (as in `TableTarget`), `added`
+    are those that the source alone has. `dropped` are base columns that one side dropped, with the
+    side that still has them. `names` are by version.
+    """
+
+    names: Mapping[str, Names]
+    renamed: tuple[tuple[str, str | None], ...] = ()
+    added: tuple[str, ...] = ()
+    relaxed: frozenset[str] = frozenset()
+    dropped: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_changed(self) -> bool:
+        """Return whether the target gets other columns than it has."""
+        return bool(self.renamed or self.added)
+
+    def merged(self, target: pa.Schema, source: pa.Schema) -> pa.Schema:
+        """Return the merged table's schema: the target's columns, then what the source added."""
+        new = dict(self.renamed)
+        kept = [(one, new.get(one.name, one.name)) for one in target]
+        fields = [
+            one.with_name(name).with_nullable(one.nullable or name in self.relaxed)
+            for one, name in kept
+            if name is not None
+        ]
+        fields += [source.field(name).with_nullable(True) for name in self.added]
+        return pa.schema(fields, target.metadata)
+
+    def merged_type(
+        self,
+        target: NodeType | EdgeType | None,
+        source: NodeType | EdgeType | None,
+        schema: pa.Schema,
+    ) -> NodeType | EdgeType | None:
+        """Return the merged table's type; of what the target's doesn't name, the source's tells."""
+        if target is None or source is None:
+            return None
+        mine = reshaped(target, dict(self.renamed))
+        here = {there: name for name, there in self.names[SOURCE].items()}
+        theirs = reshaped(source, {p.name: here.get(p.name) for p in source.properties})
+        return fitted(with_lost(mine, theirs, schema.names), schema)
+
+
+class _Column(NamedTuple):
+    """A column of one version: Lance's number of it, its type as text, whether it may be null."""
+
+    number: int
+    kind: str
+    nullable: bool
+
+
+_Fields = Mapping[str, _Column]
+
+
+@dataclass
+class _Merge:
+    """The columns of the versions of one table, and which are the same column of the base."""
+
+    key: str
+    branches: Mapping[str, str]
+    fields: Mapping[str, _Fields]
+    base: _Fields
+    found: dict[str, dict[str, str]]
+    names: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def new(self, side: str) -> list[str]:
+        """Return the columns that a side has and the base doesn't."""
+        known = set(self.found[side].values())
+        return [name for name in self.fields[side] if name not in known]
+
+    def refuse(self, column: str, what: str, expected: str, found: str, hint: str) -> NoReturn:
+        """Refuse the merge for a column.
+
+        Raises:
+            SchemaMismatchError: always.
+        """
+        raise SchemaMismatchError(
+            f"{what}: column {column} of {self.key} can't be merged",
+            expected=expected,
+            found=found,
+            hint=f"Nothing was written. {hint}, then merge again",
+            table_key=self.key,
+            column=column,
+        )
+
+
+def merge_columns(
+    storage: Storage,
+    sides: Mapping[str, TableEntry | None],
+    bases: Sequence[str],
+    heads: Mapping[str, Snapshot],
+) -> Columns:
+    """Return what a merge makes of the columns of a table that both sides have.
+
+    `heads` are the snapshots of source and target.
+
+    Raises:
+        SchemaMismatchError: both sides changed a column in different ways; it names the column, and
+            the call that helps.
+        VersionNotFoundError, StorageError: a table version can't be opened.
+    """
+    entries = {side: entry for side, entry in sides.items() if entry is not None}
+    source, target = entries[SOURCE], entries[TARGET]
+    fields = {side: _fields(storage, entry) for side, entry in entries.items()}
+    if all(_shape(one) == _shape(fields[TARGET]) for one in fields.values()):
+        same = {name: name for name in fields[TARGET]}
+        return Columns(dict.fromkeys(entries, same))
+    branches = {side: one.branch for side, one in heads.items()}
+    known = [fields[name] for name in bases if name in fields]
+    agreed = len(known) == len(bases) and all(_kinds(one) == _kinds(known[0]) for one in known)
+    base = known[0] if agreed else fields[TARGET]
+    first = entries[bases[0]] if agreed else target
+    certain = {
+        side: _follows(storage, first, entry, heads[side])
+        for side, entry in ((SOURCE, source), (TARGET, target))
+    }
+    found = {side: _matched(base, fields[side], certain[side]) for side in (SOURCE, TARGET)}
+    work = _Merge(target.table_key, branches, fields, base, found)
+    if not agreed:
+        _refuse_unlike(work)
+    _adopt_names(work)
+    for side in (SOURCE, TARGET):
+        if not certain[side]:
+            _refuse_unclear(work, side)
+    work.names = {side: {} for side in entries}
+    return _merged(work, bases)
+
+
+def _fields(storage: Storage, entry: TableEntry) -> _Fields:
+    place = (entry.location, entry.table_branch, entry.table_version)
+    return {
+        path: _Column(number, kind.replace("large_", ""), nullable)
+        for path, number, kind, nullable in column_numbers.of_dataset(
+            open_for_reading(storage, *place)
+        )
+        if "." not in path
+    }
+
+
+def _shape(fields: _Fields) -> dict[str, tuple[str, bool]]:
+    return {name: (one.kind, one.nullable) for name, one in fields.items()}
+
+
+def _kinds(fields: _Fields) -> dict[str, str]:
+    return {name: one.kind for name, one in fields.items()}
+
+
+def _follows(storage: Storage, base: TableEntry, entry: TableEntry, head: Snapshot) -> bool:
+    """Return whether a version came from the base by changes of this table: its numbers hold."""
+    line, version = entry.table_branch, entry.table_version
+    if base.location != entry.location:
+        return False
+    while line != base.table_branch:
+        began = forks.origin(storage, entry.location, line)
+        if began is None:
+            return False
+        line, version = layout.lance_branch(began[0]), began[1]
+    if version < base.table_version:
+        return False
+    rows = read_rows(open_manifest(storage, head.branch, head.graph_version))
+    return highest_of(rows, TOMBSTONE).get(entry.table_key, 0) < base.table_version
+
+
+def _matched(base: _Fields, side: _Fields, certain: bool) -> dict[str, str]:
+    """Return, by column of the base, what a side calls it; what it doesn't have is left out."""
+    found = {n: n for n, one in base.items() if n in side and side[n].kind == one.kind}
+    if not certain or any(base[n].number != side[n].number for n in found):
+        return found
+    by_number = {one.number: name for name, one in side.items() if name not in found}
+    for name, one in base.items():
+        now = by_number.get(one.number)
+        if name not in found and now is not None and side[now].kind == one.kind:
+            found[name] = now
+    return found
+
+
+def _adopt_names(work: _Merge) -> None:
+    """Take a column for renamed that one side surely renamed and the other has by the new name."""
+    for side, other in ((SOURCE, TARGET), (TARGET, SOURCE)):
+        new = work.new(side)
+        for name, now in work.found[other].items():
+            there = now in new and work.fields[side][now].kind == work.base[name].kind
+            if name != now and name not in work.found[side] and there:
+                work.found[side][name] = now
+
+
+def _refuse_unclear(work: _Merge, side: str) -> None:
+    """Refuse where a column is gone from a side, and a new one may be the same under a new name."""
+    other = TARGET if side == SOURCE else SOURCE
+    for name, one in work.base.items():
+        if name in work.found[side] or name not in work.found[other]:
+            continue
+        for now in work.new(side):
+            if work.fields[side][now].kind == one.kind:
+                on, here = work.branches[side], work.branches[other]
+                work.refuse(
+                    name,
+                    f"{on} renamed {name} to {now}, or dropped {name} and added {now}",
+                    f"the same on {here}",
+                    f"{name} on {here}",
+                    f"Call rename_property({work.key!r}, {name!r}, {now!r}, branch={here!r}) or "
+                    f"drop_property({work.key!r}, {name!r}, branch={here!r})",
+                )
+
+
+def _refuse_unlike(work: _Merge) -> None:
+    """Refuse columns that differ where no common version says which side changed them."""
+    theirs, ours = (_kinds(work.fields[side]) for side in (SOURCE, TARGET))
+    for name in sorted({*theirs, *ours}):
+        if theirs.get(name) == ours.get(name):
+            continue
+        there, missing = (TARGET, SOURCE) if name in ours else (SOURCE, TARGET)
+        hint = f"Call rename_property for one of the two columns {name}"
+        if name not in ours or name not in theirs:
+            hint = (
+                f"Call add_property({work.key!r}, {name!r}, …, branch={work.branches[missing]!r})"
+                f" or drop_property({work.key!r}, {name!r}, branch={work.branches[there]!r})"
+            )
+        work.refuse(
+            name,
+            "The branches have no common version of the table that tells which of them changed it",
+            ours.get(name, "no such column"),
+            theirs.get(name, "no such column"),
+            hint,
+        )
+
+
+def _merged(work: _Merge, bases: Sequence[str]) -> Columns:
+    renamed: dict[str, str | None] = {}
+    relaxed, dropped = set[str](), []
+    for name in work.base:
+        theirs, ours = work.found[SOURCE].get(name), work.found[TARGET].get(name)
+        if theirs is None or ours is None:
+            if theirs is not None or ours is not None:
+                dropped.append(_dropped(work, name))
+            if ours is not None:
+                renamed[ours] = None
+            continue
+        new = _new_name(work, name, theirs, ours)
+        may = work.fields[SOURCE][theirs].nullable and not work.fields[TARGET][ours].nullable
+        if new != ours or may:
+            renamed[ours] = new
+        if may:
+            relaxed.add(new)
+        _name(work, new, {**dict.fromkeys(bases, name), SOURCE: theirs, TARGET: ours})
+    theirs_new = work.new(SOURCE)
+    for name in work.new(TARGET):
+        if name in theirs_new:
+            _same_kind(work, name)
+            if work.fields[SOURCE][name].nullable and not work.fields[TARGET][name].nullable:
+                renamed[name] = name
+                relaxed.add(name)
+        _name(work, name, {TARGET: name, **({SOURCE: name} if name in theirs_new else {})})
+    added = [name for name in theirs_new if name not in work.new(TARGET)]
+    for name in added:
+        _name(work, name, {SOURCE: name})
+    return Columns(
+        work.names,
+        tuple(renamed.items()),
+        tuple(added),
+        frozenset(relaxed),
+        tuple(dropped),
+    )
+
+
+def _dropped(work: _Merge, name: str) -> tuple[str, str]:
+    """Return (side that still has it, column) of a column that one side dropped.
+
+    Raises:
+        SchemaMismatchError: the other side renamed it.
+    """
+    kept = SOURCE if name in work.found[SOURCE] else TARGET
+    gone = TARGET if kept == SOURCE else SOURCE
+    now, on = work.found[kept][name], work.branches[kept]
+    if now != name:
+        work.refuse(
+            name,
+            f"{work.branches[gone]} dropped {name}, and {on} renamed it to {now}",
+            "dropped or renamed on both, or by one alone",
+            f"dropped on {work.branches[gone]}, {now} on {on}",
+            f"Call drop_property({work.key!r}, {now!r}, branch={on!r})",
+        )
+    return kept, name
+
+
+def _new_name(work: _Merge, name: str, theirs: str, ours: str) -> str:
+    if theirs != name != ours and theirs != ours:
+        here = work.branches[TARGET]
+        work.refuse(
+            name,
+            f"{work.branches[SOURCE]} renamed {name} to {theirs}, and {here} to {ours}",
+            "one new name",
+            f"{theirs} and {ours}",
+            f"Call rename_property({work.key!r}, {ours!r}, {theirs!r}, branch={here!r})",
+        )
+    return theirs if theirs != name else ours
+
+
+def _same_kind(work: _Merge, name: str) -> None:
+    theirs, ours = (work.fields[side][name].kind for side in (SOURCE, TARGET))
+    if theirs != ours:
+        work.refuse(
+            name,
+            f"{work.branches[SOURCE]} and {work.branches[TARGET]} both added {name}",
+            ours,
+            theirs,
+            f"Call rename_property({work.key!r}, {name!r}, …) on one of the two branches",
+        )
+
+
+def _name(work: _Merge, name: str, there: Mapping[str, str]) -> None:
+    """Note what a merged column is called in each version.
+
+    Raises:
+        SchemaMismatchError: another merged column has the name, but for upper and lower case.
+    """
+    taken = {one.lower() for names in work.names.values() for one in names}
+    if name.lower() in taken:
+        work.refuse(
+            name,
+            f"{work.branches[SOURCE]} and {work.branches[TARGET]} each have a column of the name",
+            "names that differ in more than upper and lower case",
+            f"two columns {name}",
+            f"Call rename_property({work.key!r}, {name!r}, …) on one of the two branches",
+        )
+    for side, own in there.items():
+        work.names[side][name] = own
+
+
+def one_column(base: Sequence[str], name: str, others: Sequence[str]) -> Columns:
+    """Return columns that compare one column of a table alone, beside `id`."""
+    names = {"id": "id", name: name}
+    gone: tuple[tuple[str, str | None], ...] = tuple((other, None) for other in others)
+    return Columns(dict.fromkeys((*base, SOURCE, TARGET), names), gone)
