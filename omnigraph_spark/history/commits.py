@@ -9,6 +9,9 @@ branch and version.
 A branch's own rows are in the Lance branch of that name. What it inherited is read from its parent,
 up to the version where it began: the parent's rows are complete, need no paths of an old place, and
 know which publishes came after the fork.
+
+In newer graphs all this is rows of `__manifest`, published with the tables: then there is nothing
+to write, and what is read comes from there.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from omnigraph_spark.history.publishes import (
     fork_of,
     publishes_between,
 )
+from omnigraph_spark.manifest import formats, lineage
+from omnigraph_spark.manifest.snapshot import open_manifest, read_rows
 from omnigraph_spark.storage import append_log, layout
 from omnigraph_spark.storage.append_log import AppendLog
 from omnigraph_spark.storage.lance_errors import Outcome, outcome_of, translated
@@ -140,6 +145,8 @@ def record(storage: Storage, branch: str, own: PublishedVersion) -> None:
     Raises:
         BranchNotFoundError, StorageError: as `record_publish`.
     """
+    if formats.of_graph(storage).has_lineage:
+        return
     if layout.lance_branch(branch) is not None:
         _ensure_branch(storage, branch)
     near = _near(storage, branch, own.graph_version)
@@ -277,6 +284,9 @@ def head(storage: Storage, branch: str = layout.MAIN) -> Commit | None:
         BranchNotFoundError: the graph has no such branch.
         StorageError: the store failed.
     """
+    if formats.of_graph(storage).has_lineage:
+        newest_row = lineage.head_of(read_rows(open_manifest(storage, branch)))
+        return None if newest_row is None else _told(newest_row)
     rows = _own_rows(storage, branch, _NEAR_ROWS)
     newest = rows.filter(pc.equal(rows["manifest_version"], pc.max(rows["manifest_version"])))
     if newest.num_rows:
@@ -294,6 +304,8 @@ def read_commits(storage: Storage, branch: str = layout.MAIN) -> list[Commit]:
         BranchNotFoundError: the graph has no such branch.
         StorageError: the store failed.
     """
+    if formats.of_graph(storage).has_lineage:
+        return _published(storage, branch)
     raw: list[Commit] = []
     limit: int | None = None
     name = branch
@@ -316,7 +328,10 @@ def complete(storage: Storage, branch: str, version: int) -> list[Commit]:
         BranchNotFoundError: the graph has no such branch.
         StorageError: the store failed.
     """
-    return _filled(storage, branch, version, read_commits(storage, branch))
+    known = read_commits(storage, branch)
+    if formats.of_graph(storage).has_lineage:
+        return [one for one in known if one.manifest_version <= version]
+    return _filled(storage, branch, version, known)
 
 
 def _filled(storage: Storage, branch: str, version: int, known: list[Commit]) -> list[Commit]:
@@ -335,11 +350,41 @@ def find_commit(storage: Storage, commit_id: str) -> Commit | None:
     Raises:
         StorageError: the store failed.
     """
+    if formats.of_graph(storage).has_lineage:
+        every = (_published(storage, branch) for branch in branch_names(storage))
+        return next((c for one in every for c in one if c.graph_commit_id == commit_id), None)
     for branch in branch_names(storage):
         found = [c for c in _own(storage, branch) if c.graph_commit_id == commit_id]
         if found:
             return _with_actors(storage, found)[0]
     return None
+
+
+def _published(storage: Storage, branch: str) -> list[Commit]:
+    """Return the commits that a branch's `__manifest` has itself, oldest first."""
+    rows = read_rows(open_manifest(storage, branch))
+    return _later([_told(one) for one in lineage.commits_of(rows)])
+
+
+def _told(one: lineage.GraphCommit) -> Commit:
+    moment = datetime.fromtimestamp(0, timezone.utc) + timedelta(microseconds=one.created_at)
+    return Commit(
+        one.commit_id,
+        one.branch,
+        one.graph_version,
+        one.parent,
+        one.merged_parent,
+        moment.replace(tzinfo=None),
+        one.actor,
+    )
+
+
+def _later(commits: list[Commit]) -> list[Commit]:
+    """Return commits each later than the one before, whatever their writers' clocks say."""
+    line: list[Commit] = []
+    for one in commits:
+        line.append(replace(one, created_at=_after(line[-1] if line else None, one.created_at)))
+    return line
 
 
 def _own_rows(storage: Storage, branch: str, newest: int | None = None) -> pa.Table:

@@ -100,7 +100,8 @@ def branch_names(storage: Storage) -> list[str]:
     except DatasetNotFoundError:
         return [layout.MAIN]
     with translated(f"Listing the branches of {layout.MANIFEST}"):
-        return [layout.MAIN, *sorted(manifest.branches.list())]
+        found = set(manifest.branches.list()) - {layout.SCHEMA_LOCK}
+    return [layout.MAIN, *sorted(found)]
 
 
 def publishes_between(

@@ -1,7 +1,7 @@
 """The run registry `_graph_runs.lance`: one row per change of status of a Spark write.
 
-Made by the first Spark write in any graph; the engine ignores it. It is a
-diary: nothing reads it to decide anything, and a failure to write it never fails the write.
+Made by the first Spark write in any graph whose lineage is a log too; the engine ignores it. It is
+a diary: nothing reads it to decide anything, and a failure to write it never fails the write.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnigraph_spark.errors import OmnigraphError
+from omnigraph_spark.manifest import formats
 from omnigraph_spark.storage import append_log, layout
 from omnigraph_spark.storage.append_log import AppendLog
 from omnigraph_spark.storage.store import Storage
@@ -98,7 +99,7 @@ def start_run(
         }
         append_log.append(storage, RUNS, RUNS.rows([row]))
 
-    _best_effort(f"the start of run {run_id}", note)
+    _best_effort(storage, f"the start of run {run_id}", note)
 
 
 def finish_run(
@@ -126,7 +127,7 @@ def finish_run(
         }
         append_log.append(storage, RUNS, RUNS.rows([row]))
 
-    _best_effort(f"the end of run {run_id}", note)
+    _best_effort(storage, f"the end of run {run_id}", note)
 
 
 def read_runs(storage: Storage) -> pa.Table:
@@ -157,9 +158,10 @@ def _rows_of(storage: Storage, run_id: str) -> list[dict[str, Any]]:
     return found
 
 
-def _best_effort(what: str, note: Callable[[], None]) -> None:
+def _best_effort(storage: Storage, what: str, note: Callable[[], None]) -> None:
     try:
-        note()
+        if not formats.of_graph(storage).has_lineage:
+            note()
     except OmnigraphError as error:
         _log.warning("%s was not noted in %s: %s", what, layout.GRAPH_RUNS, error)
 

@@ -16,7 +16,7 @@ from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import OmnigraphError, VersionNotFoundError
 from omnigraph_spark.history import runs
 from omnigraph_spark.maintenance import logs, moved
-from omnigraph_spark.manifest import crash_records, known_types, migrations
+from omnigraph_spark.manifest import crash_records, formats, known_types, migrations
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load, open_main
 from omnigraph_spark.refs import property_files, refs
 from omnigraph_spark.schema.model import EngineSchema
@@ -186,7 +186,7 @@ def _schema(storage: Storage) -> Iterator[Finding]:
             SCHEMA_FILES,
             layout.SCHEMA_PG,
             "The JSON files beside it are missing or say something else; the engine opens nothing",
-            True,
+            not formats.of_graph(storage).has_identities,
         )
     files = engine_schema.read(storage) or EngineSchema()
     for snapshot in snapshots:
@@ -366,7 +366,9 @@ def _table(storage: Storage, snapshot: Snapshot, entry: TableEntry) -> Iterator[
             rows = int(there.count_rows())
         if rows != entry.row_count:
             yield _wrong_count(entry, rows, branch)
-        if head.version > entry.table_version and not is_clean(head, entry.table_version):
+        restores_count = formats.of_graph(storage).publishes_restores
+        clean = not restores_count and is_clean(head, entry.table_version)
+        if head.version > entry.table_version and not clean:
             yield Finding(
                 UNPUBLISHED_HEAD,
                 key,

@@ -18,6 +18,7 @@ import pyarrow as pa
 from omnigraph_spark.errors import StorageError
 from omnigraph_spark.history import commits, runs
 from omnigraph_spark.history.publishes import PublishedVersion, fork_of, publishes_between
+from omnigraph_spark.manifest import formats
 from omnigraph_spark.manifest.rows import OURS
 from omnigraph_spark.manifest.snapshot import head_version, open_manifest, read_rows
 from omnigraph_spark.refs import refs
@@ -140,6 +141,8 @@ def missing_publishes(storage: Storage, branch: str) -> list[PublishedVersion]:
     Raises:
         StorageError: the store failed.
     """
+    if formats.of_graph(storage).has_lineage:  # published with the tables
+        return []
     fork = fork_of(storage, branch)
     line = commits.read_commits(storage, branch)
     own = frozenset(one.manifest_version for one in line if one.branch == branch)

@@ -201,6 +201,8 @@ class _Maintenance:
         _faults.point("commit.record_written")
         if heal.resolve_dead(self.round, self.settings.orphan_grace_seconds):
             raise StartOver("dead writes were rolled back")
+        if heal.settle_heads(self.round, snapshot, tuple(keys)):
+            raise StartOver("heads that were ahead were taken back")
         moved: list[Moved] = []
         self.tried = True
         try:
@@ -237,6 +239,7 @@ class _Maintenance:
             expected={one.table_key: one.before for one in moved},
             retries=self.settings.commit_retries,
             branch_identifier=self.identifier,
+            actor=self.actor,
         )
 
     def _published(
@@ -276,7 +279,10 @@ class _Maintenance:
                 TableTarget(e.table_key, e.location, APPEND, e.table_version, own, pa.schema([]))
                 for e in entries
             ]
-            return all([*map(is_put_back, repeat(self.round), targets, entries)])
+            done = all([*map(is_put_back, repeat(self.round), targets, entries)])
+            keys = tuple(entry.table_key for entry in entries)
+            heal.publish_put_back(self.round, snapshot, keys)
+            return done
         except OmnigraphError as error:
             _log.warning("after %s %s: %s", self.mode, self.round.publish_id, error)
             return False

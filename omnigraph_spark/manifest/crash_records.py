@@ -2,7 +2,9 @@
 
 The form is the engine's, so that an engine that opens the graph after a crash rolls the whole write
 back; the extra key `omnigraph_spark` tells our own from the engine's. `post_commit_pin` is always
-0: nobody rolls a dead write forward. All functions run on the driver.
+0: nobody rolls a dead write forward. An engine whose lineage is in `__manifest` fails at a record
+of this form, or undoes a write that is going on: there ours lie in `__writers/`, which it doesn't
+look at, and all in `__recovery/` are its own. All functions run on the driver.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ from types import TracebackType
 from typing import Any
 
 from omnigraph_spark.errors import RecoveryPendingError, StorageError
+from omnigraph_spark.manifest import formats
 from omnigraph_spark.manifest.rows import OURS
-from omnigraph_spark.manifest.snapshot import TableEntry
+from omnigraph_spark.manifest.snapshot import TableEntry, open_main
 from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import ObjectInfo, Storage
 
 _SCHEMA_VERSION = 1
 _POLL_SECONDS = 0.1
+_STAGED = ".staging"
 
 
 @dataclass(frozen=True)
@@ -67,9 +72,13 @@ class Noted:
         return found
 
 
-def path_of(publish_id: str) -> str:
-    """Return the path of a write's record."""
-    return f"{layout.RECOVERY}/{publish_id}.json"
+def path_of(publish_id: str, folder: str = layout.RECOVERY) -> str:
+    """Return the path of a write's record; the folder follows from the graph's format."""
+    return f"{folder}/{publish_id}.json"
+
+
+def _path(storage: Storage, publish_id: str) -> str:
+    return path_of(publish_id, formats.of_graph(storage).records)
 
 
 def write(storage: Storage, publish_id: str, noted: Noted) -> None:
@@ -98,7 +107,7 @@ def write(storage: Storage, publish_id: str, noted: Noted) -> None:
         ],
         OURS: {"publish_id": publish_id, "heartbeat_ms": now_us // 1000, **noted.ours()},
     }
-    storage.put(path_of(publish_id), json.dumps(record, indent=1).encode())
+    storage.put(_path(storage, publish_id), json.dumps(record, indent=1).encode())
 
 
 def delete(storage: Storage, publish_id: str) -> None:
@@ -107,11 +116,13 @@ def delete(storage: Storage, publish_id: str) -> None:
     Raises:
         StorageError: the store failed.
     """
-    storage.delete(path_of(publish_id))
+    storage.delete(_path(storage, publish_id))
 
 
 def refuse_foreign(storage: Storage, wait_seconds: float = 0.0) -> None:
     """Refuse to write beside a record that isn't ours, after giving its writer time to finish.
+
+    So is a change of the schema by a newer engine, which leaves its files and a branch meanwhile.
 
     Raises:
         RecoveryPendingError: the engine's, or an unreadable, record stays; its file is named and
@@ -120,14 +131,14 @@ def refuse_foreign(storage: Storage, wait_seconds: float = 0.0) -> None:
     """
     end = time.monotonic() + wait_seconds
     while True:
-        foreign = [info for info, record in _all(storage) if record is None]
-        if not foreign:
+        found = foreign(storage)
+        if not found:
             return
         if time.monotonic() >= end:
             raise RecoveryPendingError(
-                f"The graph has an unfinished write of another engine ({foreign[0].path})",
-                expected=f"an empty {layout.RECOVERY}/",
-                found=f"{len(foreign)} record(s)",
+                f"The graph has an unfinished write of another engine ({found[0]})",
+                expected=f"an empty {layout.RECOVERY}/, and no change of the schema going on",
+                found=f"{len(found)} record(s)",
                 hint=(
                     "Nothing was written. Open the graph for writing with the engine that left it,"
                     " which finishes or undoes that write, and run this again"
@@ -137,12 +148,26 @@ def refuse_foreign(storage: Storage, wait_seconds: float = 0.0) -> None:
 
 
 def foreign(storage: Storage) -> list[str]:
-    """Return the paths of the records that aren't ours.
+    """Return the paths of the records that aren't ours, and of what a schema change leaves.
 
     Raises:
         StorageError: the store failed.
     """
-    return [info.path for info, record in _all(storage) if record is None]
+    records = [info.path for info, record in _all(storage) if record is None]
+    if not formats.of_graph(storage).has_lineage:
+        return records
+    records += [info.path for info in storage.list(layout.RECOVERY)]
+    return [*records, *_schema_change(storage)]
+
+
+def _schema_change(storage: Storage) -> list[str]:
+    """Return what a newer engine leaves while it changes the schema, or died at it."""
+    found = [f"{name}{_STAGED}" for name in layout.SCHEMA_FILES]
+    found = [path for path in found if storage.head(path) is not None]
+    with translated("Listing the branches of __manifest"):
+        if layout.SCHEMA_LOCK in open_main(storage).branches.list():
+            found.append(f"branch {layout.SCHEMA_LOCK}")
+    return found
 
 
 def others(storage: Storage, publish_id: str) -> list[CrashRecord]:
@@ -160,8 +185,9 @@ def renewed_at(storage: Storage, publish_id: str) -> datetime | None:
     Raises:
         StorageError: the store failed.
     """
-    path = path_of(publish_id)
-    return next((i.last_modified for i in storage.list(layout.RECOVERY) if i.path == path), None)
+    path = _path(storage, publish_id)
+    folder = path.rpartition("/")[0]
+    return next((i.last_modified for i in storage.list(folder) if i.path == path), None)
 
 
 def dead(storage: Storage, own_publish_id: str, grace_seconds: float) -> list[CrashRecord]:
@@ -175,7 +201,7 @@ def dead(storage: Storage, own_publish_id: str, grace_seconds: float) -> list[Cr
         StorageError: the store failed.
     """
     found = [record for _, record in _all(storage)]
-    if None in found:
+    if None in found or formats.of_graph(storage).has_lineage:
         refuse_foreign(storage, grace_seconds)
     ours = [record for record in found if record is not None]
     now = next((r.renewed for r in ours if r.publish_id == own_publish_id), None)
@@ -186,9 +212,9 @@ def dead(storage: Storage, own_publish_id: str, grace_seconds: float) -> list[Cr
 
 
 def _all(storage: Storage) -> list[tuple[ObjectInfo, CrashRecord | None]]:
-    """Return all records, None for one that isn't ours; one that vanishes meanwhile is left out."""
+    """Return what lies where our records do, None for what isn't one; what vanishes is left out."""
     found: list[tuple[ObjectInfo, CrashRecord | None]] = []
-    for info in storage.list(layout.RECOVERY):
+    for info in storage.list(formats.of_graph(storage).records):
         text = storage.get(info.path)
         if text is not None:
             found.append((info, _parsed(info, text)))
@@ -200,7 +226,8 @@ def _parsed(info: ObjectInfo, text: bytes) -> CrashRecord | None:
         record = json.loads(text)
         publish_id = record[OURS]["publish_id"]
         # The id becomes a path again when the record is deleted, so it must be the file's own.
-        if record["schema_version"] != _SCHEMA_VERSION or path_of(publish_id) != info.path:
+        named = path_of(publish_id, info.path.rpartition("/")[0])
+        if record["schema_version"] != _SCHEMA_VERSION or named != info.path:
             return None
         return CrashRecord(
             publish_id=publish_id,

@@ -1,50 +1,38 @@
-"""The stamp of `__manifest`: what it is, which one this connector writes, and how to get there.
+"""How a manifest of an older stamp gets to the one that is written, and which can't be written.
 
-The only module that looks at the stamp. A new on-disk shape is one bump of
-`INTERNAL_MANIFEST_SCHEMA_VERSION`, one match arm in `migrate_internal_schema`, and one test (seed
-001). Reads never migrate.
+With `manifest/formats.py`, which reads the stamp, the only place that knows stamps. A new on-disk
+shape is one format there, one arm in `migrate_internal_schema` and one test. Reads never migrate,
+and a stamp is never raised but from none to 2: engines of older stamps would be locked out.
 """
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from omnigraph_spark import _faults
 from omnigraph_spark.errors import CorruptManifestError, UnsupportedManifestVersion
-from omnigraph_spark.manifest.rows import MANIFEST_SCHEMA, PRIMARY_KEY_ANNOTATION
+from omnigraph_spark.manifest import formats
+from omnigraph_spark.manifest.formats import IMPLICIT, NEW_GRAPHS, STAMP_KEY, stamp_of, unsupported
+from omnigraph_spark.manifest.rows import (
+    IDENTITY_SCHEMA,
+    MANIFEST_SCHEMA,
+    PRIMARY_KEY_ANNOTATION,
+)
 from omnigraph_spark.storage import store
 from omnigraph_spark.storage.lance_errors import Outcome, outcome_of, translated, typed
 
 if TYPE_CHECKING:
     from lance import LanceDataset
 
-INTERNAL_MANIFEST_SCHEMA_VERSION = 2
-_STAMP_KEY = "omnigraph:internal_schema_version"
-_IMPLICIT = 1
+INTERNAL_MANIFEST_SCHEMA_VERSION = NEW_GRAPHS
 _MIGRATOR_ATTEMPTS = 10
 
 
 def new_manifest_schema() -> pa.Schema:
     """Return the Arrow schema, stamp included, of a `__manifest` that is created now."""
-    return MANIFEST_SCHEMA.with_metadata({_STAMP_KEY: str(INTERNAL_MANIFEST_SCHEMA_VERSION)})
-
-
-def stamp_of(manifest: LanceDataset) -> int:
-    """Return the stamp of an opened `__manifest`; a manifest without one is v1.
-
-    Raises:
-        UnsupportedManifestVersion: the stamp isn't a plain positive integer.
-    """
-    raw = (manifest.schema.metadata or {}).get(_STAMP_KEY.encode())
-    if raw is None:
-        return _IMPLICIT
-    text = raw.decode("utf-8", "replace")
-    if not re.fullmatch(r"[1-9][0-9]{0,18}", text):
-        raise _unsupported(repr(text[:40]))
-    return int(text)
+    return MANIFEST_SCHEMA.with_metadata({STAMP_KEY: str(INTERNAL_MANIFEST_SCHEMA_VERSION)})
 
 
 def check_readable(manifest: LanceDataset) -> None:
@@ -54,14 +42,15 @@ def check_readable(manifest: LanceDataset) -> None:
         UnsupportedManifestVersion: a newer stamp whose rows this version can't understand.
         CorruptManifestError: a known stamp, and a column is missing or has another type.
     """
-    stamp = stamp_of(manifest)
+    found = formats.of(manifest)
     schema = manifest.schema
-    for wanted in MANIFEST_SCHEMA:
+    wide = found.has_identities and found.is_writable
+    for wanted in IDENTITY_SCHEMA if wide else MANIFEST_SCHEMA:
         index = schema.get_field_index(wanted.name)
         if index >= 0 and schema.field(index).type == wanted.type:
             continue
-        if stamp > INTERNAL_MANIFEST_SCHEMA_VERSION:
-            raise _unsupported(stamp)
+        if not found.is_writable:
+            raise unsupported(found.stamp)
         raise CorruptManifestError(
             f"__manifest has no usable column {wanted.name}",
             expected=str(wanted.type),
@@ -71,28 +60,27 @@ def check_readable(manifest: LanceDataset) -> None:
 
 
 def is_newer(manifest: LanceDataset) -> bool:
-    """Return whether the stamp is above what this version writes."""
-    return stamp_of(manifest) > INTERNAL_MANIFEST_SCHEMA_VERSION
+    """Return whether the stamp is one that this version only reads."""
+    return not formats.of(manifest).is_writable
 
 
 def refuse_newer(manifest: LanceDataset) -> None:
     """Refuse to write to a manifest with a newer stamp, before anything changes.
 
     Raises:
-        UnsupportedManifestVersion: the stamp is above `INTERNAL_MANIFEST_SCHEMA_VERSION`, or
-            garbage.
+        UnsupportedManifestVersion: the stamp is one that this version only reads, or garbage.
     """
     if is_newer(manifest):
-        raise _unsupported(stamp_of(manifest))
+        raise unsupported(stamp_of(manifest))
 
 
 def is_half_migrated(manifest: LanceDataset) -> bool:
     """Return whether a migration from v1 died between its steps; reads and writes still work."""
-    return stamp_of(manifest) == _IMPLICIT and bool(_annotated(manifest))
+    return stamp_of(manifest) == IMPLICIT and bool(_annotated(manifest))
 
 
 def migrate_internal_schema(manifest: LanceDataset) -> LanceDataset:
-    """Return `manifest` at the current stamp; runs on the driver at each open for writing.
+    """Return `manifest` at a stamp that is written; runs on the driver at each open for writing.
 
     In the steady state this is one look at metadata that is loaded already. Each step is safe to
     run again after a crash, and safe against other migrators (rule 29).
@@ -104,12 +92,12 @@ def migrate_internal_schema(manifest: LanceDataset) -> LanceDataset:
     """
     for _ in range(_MIGRATOR_ATTEMPTS):
         match stamp_of(manifest):
-            case stamp if stamp == INTERNAL_MANIFEST_SCHEMA_VERSION:
+            case stamp if stamp in formats.WRITABLE:
                 return manifest
             case 1:
                 manifest = _step(manifest)
             case stamp:
-                raise _unsupported(stamp)
+                raise unsupported(stamp)
     raise UnsupportedManifestVersion(
         "__manifest is still being migrated by others",
         expected=f"stamp {INTERNAL_MANIFEST_SCHEMA_VERSION}",
@@ -151,15 +139,5 @@ def _v1_to_v2(manifest: LanceDataset) -> None:
     if not annotated:
         manifest.update_field_metadata({"object_id": {PRIMARY_KEY_ANNOTATION: "true"}})
     _faults.point("migrate.before_stamp")
-    manifest.update_schema_metadata({_STAMP_KEY: str(INTERNAL_MANIFEST_SCHEMA_VERSION)})
+    manifest.update_schema_metadata({STAMP_KEY: str(INTERNAL_MANIFEST_SCHEMA_VERSION)})
     _faults.point("migrate.after_stamp")
-
-
-def _unsupported(found: object) -> UnsupportedManifestVersion:
-    return UnsupportedManifestVersion(
-        "The graph's internal schema version is not one of ours — upgrade omnigraph first",
-        expected=f"a stamp of at most {INTERNAL_MANIFEST_SCHEMA_VERSION}",
-        found=f"stamp {found}",
-        hint="Nothing was changed. Use a newer omnigraph_spark, or the engine that wrote the graph",
-        supported=INTERNAL_MANIFEST_SCHEMA_VERSION,
-    )

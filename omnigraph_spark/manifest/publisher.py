@@ -3,7 +3,8 @@
 Runs on the driver, once per round of a write. The rules are 3 to 10 of
 docs/internals/protocol.md; what makes an expectation atomic is that the publish writes the
 unchanged `table` row (the guard) of each table that it depends on again, in the same merge
-(fact 22).
+(fact 22). Where the lineage is in `__manifest`, the row of the branch's head does that for all
+tables at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import random
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -30,10 +31,13 @@ from omnigraph_spark.errors import (
     PublishOutcomeUnknown,
     RowLevelCasContention,
 )
+from omnigraph_spark.manifest import formats, identities, lineage
+from omnigraph_spark.manifest.formats import Format
 from omnigraph_spark.manifest.rows import (
     OURS,
     TOMBSTONE,
     VERSION,
+    CommitRow,
     ManifestRow,
     TableRow,
     VersionRow,
@@ -86,6 +90,8 @@ class Publish:
     txn_whole: bool = False
     retries: int = PUBLISHER_RETRY_BUDGET
     branch_identifier: str | None = None
+    actor: str | None = None
+    merged_parent: str | None = None
 
     def touched(self) -> frozenset[str]:
         """Return the keys of the tables that get a new version or a tombstone."""
@@ -189,29 +195,64 @@ def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published |
     ):
         return Published(manifest.version, skipped=True)
     _check_expected(snapshot, request)
-    new_rows = _rows(snapshot, request)
+    found = formats.of(manifest)
+    own = _commit_row(rows, request, manifest) if found.has_lineage else None
+    new_rows = _arrow(found, snapshot, request, own)
     _check_visible(rows, new_rows, request, manifest.version)
+    if found.has_identities:
+        identities.refuse_unreadable(rows, new_rows)
     _faults.point("publish.before_merge")
     if time.monotonic() - opened > _HANDLE_SECONDS:
         return None
     try:
-        version = _merge(manifest, to_arrow(new_rows))
+        version = _merge(manifest, new_rows)
     except BaseException as error:  # a Rust panic is not an Exception (fact 16)
         if not isinstance(error, _MERGE_ERRORS) and not is_panic(error):
             raise
         if outcome_of(error) in (Outcome.CONFLICT, Outcome.UNKNOWN):
             attempt.lost(error)
             return None
-        found = _landed_all_the_same(storage, request, error)
-        if found is None:
+        landed = _landed_all_the_same(storage, request, error)
+        if landed is None:
             if isinstance(error, OmnigraphError):
                 raise
             raise typed(error, "Publishing to __manifest") from error
-        version = found.graph_version
+        version = landed.graph_version
     if _is_below(storage, request, manifest, version):
         return None
+    if own is not None and own.graph_version != version:
+        _renumber(manifest, found, own, version)
     _check_after(storage, request)
     return Published(version)
+
+
+def _commit_row(rows: pa.Table, request: Publish, manifest: LanceDataset) -> CommitRow:
+    """Return the commit of a publish on the version that was opened, its head the parent."""
+    parent = lineage.head_of(rows)
+    now = time.time_ns() // 1000
+    return CommitRow(
+        request.publish_id,
+        int(manifest.version) + 1,
+        layout.lance_branch(request.branch),
+        None if parent is None else parent.commit_id,
+        now if parent is None else max(now, parent.created_at + 1),
+        request.merged_parent,
+        request.actor,
+    )
+
+
+def _renumber(manifest: LanceDataset, found: Format, own: CommitRow, version: int) -> None:
+    """Give a commit the number of the version that it landed at; a failure is logged.
+
+    Commits to `__manifest` that don't touch the row of a branch's head don't collide with a
+    publish. Readers travel to the number that the commit says.
+    """
+    _log.warning("commit %s says %d and is at %d", own.commit_id, own.graph_version, version)
+    row = to_arrow([replace(own, graph_version=version)], {} if found.has_identities else None)
+    try:
+        _merge(manifest, row)
+    except (OSError, ValueError, RuntimeError) as error:
+        _log.warning("commit %s keeps a wrong number: %s", own.commit_id, error)
 
 
 def _is_below(storage: Storage, request: Publish, manifest: LanceDataset, version: int) -> bool:
@@ -329,7 +370,11 @@ def _merge(manifest: LanceDataset, rows: pa.Table) -> int:
 
 
 def has_publish(rows: pa.Table, publish_id: str) -> bool:
-    """Return whether a publish id is among the rows of versions and tombstones (rule 3)."""
+    """Return whether a publish is there: its commit, or rows of tables that name it (rule 3)."""
+    if _may_mention(rows["object_id"], publish_id.encode()) and pc.any(
+        pc.equal(rows["object_id"], publish_id)
+    ):
+        return True
     text = f'"publish_id":"{publish_id}"'
     if not _may_mention(rows["metadata"], text.encode()):
         return False
@@ -374,8 +419,19 @@ def _check_expected(snapshot: Snapshot, request: Publish) -> None:
             raise ExpectedVersionMismatch(key, expected[key], actual)
 
 
-def _rows(snapshot: Snapshot, request: Publish) -> list[ManifestRow]:
-    """Return guards and changes; a table that the changes create brings its own `table` row."""
+def _arrow(found: Format, snapshot: Snapshot, request: Publish, own: CommitRow | None) -> pa.Table:
+    """Return the rows that a publish merges, in the graph's format."""
+    _refuse_unknown(snapshot, request)
+    if own is None:
+        return to_arrow([*_guards(snapshot, request), *request.changes])
+    skipped = [r for r in request.changes if isinstance(r, VersionRow) and r.stands_for_skipped]
+    rows = [row for row in request.changes if row not in skipped]
+    pairs = identities.of_rows(snapshot.identities, rows) if found.has_identities else None
+    return to_arrow([*rows, *lineage.rows_of(own)], pairs)
+
+
+def _guards(snapshot: Snapshot, request: Publish) -> list[TableRow]:
+    """Return the guards; a table that the changes create brings its own `table` row."""
     new_tables = {r.table_key for r in request.changes if isinstance(r, TableRow)}
     guarded = (request.touched() | request.guards) - new_tables
     guards = [
@@ -389,21 +445,23 @@ def _rows(snapshot: Snapshot, request: Publish) -> list[ManifestRow]:
         for key in sorted(request.guards - new_tables - set(snapshot.locations))
         if request.expected.get(key) == 0
     ]
+    return guards
+
+
+def _refuse_unknown(snapshot: Snapshot, request: Publish) -> None:
+    new_tables = {r.table_key for r in request.changes if isinstance(r, TableRow)}
     unknown = sorted(request.touched() - new_tables - set(snapshot.locations))
     if unknown:
         raise CorruptManifestError(
             f"{unknown[0]} gets a version and has no table row",
             expected="a table row among the changes",
         )
-    return [*guards, *request.changes]
 
 
-def _check_visible(
-    rows: pa.Table, new_rows: list[ManifestRow], request: Publish, version: int
-) -> None:
+def _check_visible(rows: pa.Table, added: pa.Table, request: Publish, version: int) -> None:
     """Refuse a publish that would be acknowledged and invisible (rule 5)."""
-    added = to_arrow(new_rows)
-    rows = rows.filter(pc.is_in(rows["table_key"], added["table_key"].unique()))
+    if not identities.has_identities(rows):  # else a row's name isn't always its table's
+        rows = rows.filter(pc.is_in(rows["table_key"], added["table_key"].unique()))
     kept = rows.filter(pc.invert(pc.is_in(rows["object_id"], added["object_id"])))
     after = fold(pa.concat_tables([kept, added.cast(kept.schema)]), request.branch, version)
     for row in request.changes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -14,6 +14,8 @@ from omnigraph_spark.storage import layout
 TABLE = "table"
 VERSION = "table_version"
 TOMBSTONE = "table_tombstone"
+COMMIT = "graph_commit"
+HEAD = "graph_head"
 OURS = "omnigraph_spark"
 """Key in a version row's `metadata` JSON that holds what this connector adds."""
 OPTIMIZE, INDEX, HEAL = "optimize", "index", "heal"
@@ -35,13 +37,44 @@ MANIFEST_SCHEMA = pa.schema(
     ]
 )
 
+STABLE_ID, INCARNATION = "stable_table_id", "table_incarnation_id"
+IDENTITY_SCHEMA = pa.schema(
+    [
+        *list(MANIFEST_SCHEMA)[:6],
+        pa.field(STABLE_ID, pa.uint64()),
+        pa.field(INCARNATION, pa.uint64()),
+        *list(MANIFEST_SCHEMA)[6:],
+    ]
+)
+"""The columns of a `__manifest` whose tables have ids (format.md, "Newer stamps")."""
+
+
+class Identity(NamedTuple):
+    """The two ids of a table: one for its type, one for each time that the type was made."""
+
+    stable: int
+    incarnation: int
+
+    def object_id(self, kind: str, version: int | None = None) -> str:
+        """Return the `object_id` of a row of the table."""
+        number = "" if version is None else f":{version:020d}"
+        return f"{kind}:{self.stable:016x}:{self.incarnation:016x}{number}"
+
+    def location(self, table_key: str) -> str:
+        """Return where the table's dataset is."""
+        return layout.folder_of(table_key, f"{self.stable:016x}-{self.incarnation:016x}")
+
 
 @dataclass(frozen=True)
 class TableRow:
-    """The table exists, at this location; written again it is the guard of a publish."""
+    """The table exists, at this location; written again it is the guard of a publish.
+
+    `identity` is given for a new table of a format that has them.
+    """
 
     table_key: str
     location: str
+    identity: Identity | None = None
 
     def columns(self) -> dict[str, Any]:
         """Return the row by column name."""
@@ -67,6 +100,11 @@ class VersionRow:
     row_count: int
     metadata: Mapping[str, Any] = field(default_factory=dict)
     object_version: int | None = None
+
+    @property
+    def stands_for_skipped(self) -> bool:
+        """Return whether this is the row of a version that was skipped."""
+        return self.object_version not in (None, self.table_version)
 
     def columns(self) -> dict[str, Any]:
         """Return the row by column name."""
@@ -101,20 +139,91 @@ class TombstoneRow:
         }
 
 
+@dataclass(frozen=True)
+class CommitRow:
+    """A commit of the lineage, published with the tables; its id is the publish id.
+
+    `created_at` is in microseconds since the epoch.
+    """
+
+    commit_id: str
+    graph_version: int
+    branch: str | None
+    parent: str | None
+    created_at: int
+    merged_parent: str | None = None
+    actor: str | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """Return the row by column name."""
+        told = {
+            "parent_commit_id": self.parent,
+            "merged_parent_commit_id": self.merged_parent,
+            "actor_id": self.actor,
+            "created_at": self.created_at,
+        }
+        return {
+            "object_id": self.commit_id,
+            "object_type": COMMIT,
+            "metadata": _json({key: value for key, value in told.items() if value is not None}),
+            "table_key": "",
+            "table_version": self.graph_version,
+            "table_branch": self.branch,
+        }
+
+
+@dataclass(frozen=True)
+class HeadRow:
+    """The newest commit of a branch: the row on which any two publishes of the branch collide."""
+
+    branch: str | None
+    commit_id: str
+    parent: str | None
+
+    def columns(self) -> dict[str, Any]:
+        """Return the row by column name."""
+        told = {"head_commit_id": self.commit_id, "parent_commit_id": self.parent}
+        return {
+            "object_id": f"{HEAD}:{self.branch or layout.MAIN}",
+            "object_type": HEAD,
+            "metadata": _json({key: value for key, value in told.items() if value is not None}),
+            "table_key": "",
+        }
+
+
 def _json(metadata: Mapping[str, Any]) -> str:
     return json.dumps(dict(metadata), separators=(",", ":"), ensure_ascii=False)
 
 
 ManifestRow = TableRow | VersionRow | TombstoneRow
+AnyRow = ManifestRow | CommitRow | HeadRow
 
 
-def to_arrow(rows: Iterable[ManifestRow]) -> pa.Table:
-    """Return rows as a table of `MANIFEST_SCHEMA`; absent columns are null."""
-    return pa.Table.from_pylist([row.columns() for row in rows], schema=MANIFEST_SCHEMA)
+def to_arrow(rows: Iterable[AnyRow], identities: Mapping[str, Identity] | None = None) -> pa.Table:
+    """Return rows as a table of `MANIFEST_SCHEMA`; absent columns are null.
+
+    With `identities`, of the tables that the rows are of, it is one of `IDENTITY_SCHEMA`.
+    """
+    if identities is None:
+        return pa.Table.from_pylist([row.columns() for row in rows], schema=MANIFEST_SCHEMA)
+    found = [_identified(row, identities) for row in rows]
+    return pa.Table.from_pylist(found, schema=IDENTITY_SCHEMA)
+
+
+def _identified(row: AnyRow, identities: Mapping[str, Identity]) -> dict[str, Any]:
+    columns = row.columns()
+    if isinstance(row, CommitRow | HeadRow):
+        return columns
+    given = row.identity if isinstance(row, TableRow) else None
+    pair = given or identities[row.table_key]
+    number = columns.get("table_version")
+    ids = {STABLE_ID: pair.stable, INCARNATION: pair.incarnation}
+    if isinstance(row, TombstoneRow):  # the engine leaves it empty
+        columns["metadata"] = None
+    return {**columns, **ids, "object_id": pair.object_id(columns["object_type"], number)}
 
 
 def fit(rows: pa.Table) -> pa.Table:
-    """Return the columns of `MANIFEST_SCHEMA` out of a (possibly newer) manifest's rows."""
-    return rows.select(MANIFEST_SCHEMA.names).cast(
-        pa.schema([f.remove_metadata() for f in MANIFEST_SCHEMA])
-    )
+    """Return the columns that are known here out of a (possibly newer) manifest's rows."""
+    schema = IDENTITY_SCHEMA if INCARNATION in rows.column_names else MANIFEST_SCHEMA
+    return rows.select(schema.names).cast(pa.schema([f.remove_metadata() for f in schema]))

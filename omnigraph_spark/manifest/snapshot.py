@@ -25,8 +25,17 @@ from omnigraph_spark.errors import (
     UnsupportedManifestVersion,
     VersionNotFoundError,
 )
-from omnigraph_spark.manifest import migrations
-from omnigraph_spark.manifest.rows import MANIFEST_SCHEMA, OURS, TABLE, TOMBSTONE, VERSION, fit
+from omnigraph_spark.manifest import formats, identities, migrations
+from omnigraph_spark.manifest.rows import (
+    IDENTITY_SCHEMA,
+    MANIFEST_SCHEMA,
+    OURS,
+    TABLE,
+    TOMBSTONE,
+    VERSION,
+    Identity,
+    fit,
+)
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.storage.store import Storage
@@ -59,7 +68,8 @@ class Snapshot:
 
     `locations` has every table that ever had a row, `floors` the highest version or tombstone of
     each: what is published next must be above it. `types` are filled by `known_types` alone, for
-    those who need them.
+    those who need them. `identities` are the ids of the tables, in formats that have them; there
+    `locations` and `floors` are of the tables that are there alone.
     """
 
     branch: str
@@ -68,6 +78,7 @@ class Snapshot:
     locations: Mapping[str, str]
     floors: Mapping[str, int]
     types: Mapping[str, str] = field(default_factory=dict)
+    identities: Mapping[str, Identity] = field(default_factory=dict)
 
     def entry(self, key: str) -> TableEntry:
         """Return a table's entry.
@@ -130,9 +141,13 @@ def fold(rows: pa.Table, branch: str, graph_version: int) -> Snapshot:
     Raises:
         CorruptManifestError: contradictory rows of one `object_id`, a key that names no table, a
             location outside the root, metadata that is not a JSON object.
-        UnsupportedManifestVersion: a table key has several incarnations (newer engines).
+        UnsupportedManifestVersion: a table key has several locations (newer engines).
     """
     rows = fit(rows)
+    pairs: dict[str, Identity] = {}
+    if identities.has_identities(rows):
+        rows, pairs = identities.living(_once(identities.named(rows)))
+    rows = rows.select(MANIFEST_SCHEMA.names)
     known = pc.is_in(rows["object_type"], pa.array([TABLE, VERSION, TOMBSTONE]))
     rows = _once(rows if pc.all(known).as_py() else rows.filter(known))
     kinds = rows["object_type"]
@@ -152,14 +167,15 @@ def fold(rows: pa.Table, branch: str, graph_version: int) -> Snapshot:
     floors = {
         key: max(highest.get(key, 0), tombstones.get(key, 0)) for key in {*highest, *tombstones}
     }
-    return Snapshot(branch, graph_version, dict(sorted(tables.items())), locations, floors)
+    tables = dict(sorted(tables.items()))
+    return Snapshot(branch, graph_version, tables, locations, floors, identities=pairs)
 
 
 def _once(rows: pa.Table) -> pa.Table:
     """Drop equal doubles of an `object_id`, refuse contradictory ones."""
     if len(pc.unique(rows["object_id"])) == rows.num_rows:
         return rows
-    compared = [name for name in MANIFEST_SCHEMA.names if name != "base_objects"]
+    compared = [name for name in rows.column_names if name != "base_objects"]
     distinct = rows.select(compared).group_by(compared).aggregate([])
     counts = distinct.group_by("object_id").aggregate([([], "count_all")])
     doubled = counts.filter(pc.greater(counts["count_all"], 1))["object_id"].to_pylist()
@@ -172,7 +188,7 @@ def _once(rows: pa.Table) -> pa.Table:
         )
     return distinct.append_column(
         "base_objects", pa.nulls(distinct.num_rows, pa.list_(pa.utf8()))
-    ).select(MANIFEST_SCHEMA.names)
+    ).select(rows.column_names)
 
 
 def _locations(rows: pa.Table) -> dict[str, str]:
@@ -264,7 +280,7 @@ def _metadata(text: str | None, object_id: str) -> dict[str, Any]:
 
 
 def read_rows(manifest: LanceDataset) -> pa.Table:
-    """Read all rows of an opened `__manifest` in the shape of `MANIFEST_SCHEMA`.
+    """Read all rows of an opened `__manifest`, under the names that their tables have now.
 
     Raises:
         StorageError: the store failed.
@@ -327,23 +343,26 @@ def open_main(storage: Storage) -> LanceDataset:
         StorageError: the store failed.
     """
     try:
-        return storage.dataset(layout.MANIFEST)
+        manifest = storage.dataset(layout.MANIFEST)
     except DatasetNotFoundError as error:
         raise GraphNotFoundError(
             f"{storage.root} holds no OmniGraph graph",
             expected=f"a folder with {layout.MANIFEST}/ inside",
             hint="Check the path; a write with .mode('append') creates a graph",
         ) from error
+    formats.remember(storage, manifest)
+    return manifest
 
 
 def branch_names(main: LanceDataset) -> list[str]:
-    """Return the graph's branches, `main` first, from an opened `__manifest`.
+    """Return the graph's branches, `main` first, from an opened `__manifest`; no engine's lock.
 
     Raises:
         StorageError: the store failed.
     """
     with translated("Listing the branches of __manifest"):
-        return [layout.MAIN, *sorted(main.branches.list())]
+        found = set(main.branches.list()) - {layout.SCHEMA_LOCK}
+    return [layout.MAIN, *sorted(found)]
 
 
 def _check_branch(main: LanceDataset, branch: str) -> None:
@@ -391,7 +410,7 @@ _lock = threading.Lock()
 
 
 def read_all(manifest: LanceDataset) -> pa.Table:
-    """Return all rows in the shape of `MANIFEST_SCHEMA`, big fragments first; untranslated errors.
+    """Return all rows in the columns known here, big fragments first; untranslated errors.
 
     Rows of small fragments come in one piece: a fold over many pieces takes twice as long.
     """
@@ -403,7 +422,7 @@ def read_all(manifest: LanceDataset) -> pa.Table:
             tables.append(_big(manifest, fragment))
     if small or not tables:
         tables.append(_scan(manifest, small))
-    return pa.concat_tables(tables)
+    return identities.named(pa.concat_tables(tables))
 
 
 def _big(manifest: LanceDataset, fragment: Any) -> pa.Table:
@@ -428,7 +447,8 @@ def _name(manifest: LanceDataset, fragment: Any) -> str:
 
 
 def _scan(manifest: LanceDataset, fragments: list[Any]) -> pa.Table:
-    names = MANIFEST_SCHEMA.names
+    wide = identities.has_identities(manifest.schema.empty_table())
+    names = (IDENTITY_SCHEMA if wide else MANIFEST_SCHEMA).names
     if not fragments:
         return fit(manifest.schema.empty_table())
     return fit(manifest.scanner(columns=names, fragments=fragments).to_table()).combine_chunks()

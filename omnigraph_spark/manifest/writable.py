@@ -18,8 +18,8 @@ from omnigraph_spark.errors import (
     RowLevelCasContention,
     UnsupportedError,
 )
-from omnigraph_spark.manifest import migrations
-from omnigraph_spark.manifest.snapshot import open_main
+from omnigraph_spark.manifest import formats, lineage, migrations
+from omnigraph_spark.manifest.snapshot import open_main, read_rows
 from omnigraph_spark.storage import layout, relocation, store
 from omnigraph_spark.storage.lance_errors import (
     DatasetNotFoundError,
@@ -164,17 +164,37 @@ def take_back(storage: Storage, branch: str, publish_id: str) -> None:
     """Remove the rows of a publish that landed in another branch of the name than it was meant for.
 
     Nothing happens where no branch has the name. Only its own rows go, so that nobody's publish
-    that landed above it is hidden; what can't be removed is logged.
+    that landed above it is hidden; what can't be removed is logged. Where the lineage is in
+    `__manifest`, its head must be the one before again: so nothing is taken back below another's.
     """
     try:
         branch_identifier(open_main(storage), branch)
         manifest = storage.dataset(layout.MANIFEST, branch)
+        if formats.of(manifest).has_lineage:
+            _restore_before(manifest, publish_id)
+            return
         with translated(f"Taking publish {publish_id} back"):
             manifest.delete(f'metadata LIKE \'%"publish_id":"{publish_id}"%\'')
     except BranchNotFoundError:
         return
     except OmnigraphError as error:
         _log.warning("publish %s in another branch %s: %s", publish_id, branch, error)
+
+
+def _restore_before(manifest: LanceDataset, publish_id: str) -> None:
+    """Restore the version under a publish that made the newest one; else only say so."""
+    import lance
+    from lance import LanceOperation
+
+    newest = int(manifest.version)
+    head = lineage.head_of(read_rows(manifest))
+    if head is None or (head.commit_id, head.graph_version) != (publish_id, newest):
+        _log.warning("publish %s stays: another one landed above it", publish_id)
+        return
+    with translated(f"Taking publish {publish_id} back"):
+        lance.LanceDataset.commit(
+            manifest, LanceOperation.Restore(newest - 1), read_version=newest, max_retries=0
+        )
 
 
 def _fragments(manifest: LanceDataset) -> list[Any]:
@@ -200,7 +220,8 @@ def _rewritten(storage: Storage, manifest: LanceDataset) -> list[Any]:
         (new,) = write_fragments(
             rows, manifest, mode="append", storage_options=storage.lance_options()
         )
-        made.append(FragmentMetadata.from_json(json.dumps({**new.to_json(), "id": plain["id"]})))
+        same = {**plain, "files": new.to_json()["files"]}  # its rows keep their ids
+        made.append(FragmentMetadata.from_json(json.dumps(same)))
     return made
 
 

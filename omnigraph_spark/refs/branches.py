@@ -27,7 +27,7 @@ from omnigraph_spark.errors import (
     VersionNotFoundError,
 )
 from omnigraph_spark.history.publishes import fork_of
-from omnigraph_spark.manifest import crash_records
+from omnigraph_spark.manifest import crash_records, formats
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import VERSION
 from omnigraph_spark.manifest.snapshot import Snapshot, load, open_manifest, read_rows
@@ -76,8 +76,10 @@ def create_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
     parent = open_for_writing(storage, from_ref.branch, origin)
     crash_records.refuse_foreign(storage)
     version = int(parent.version) if from_ref.version is None else from_ref.version
-    if has_branch(storage, name):
+    names = [branch.name for branch in refs.list_branches(storage)]
+    if name in names:
         raise _taken(name)
+    _refuse_nested(storage, name, names)
     snapshot = load(storage, from_ref.branch, version)
     try:
         _remove_leftovers(storage, name, snapshot)
@@ -89,6 +91,23 @@ def create_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
     _faults.point("branch.cloned")
     made = _made(storage, name, snapshot, origin)
     _mark_birth(storage, name, made)
+
+
+def _refuse_nested(storage: Storage, name: str, names: list[str]) -> None:
+    """Refuse a branch whose name is a folder above or below another one's, where engines do.
+
+    Raises:
+        OptionError: names that branch.
+    """
+    if not formats.of_graph(storage).has_identities:
+        return
+    for other in names:
+        if name.startswith(f"{other}/") or other.startswith(f"{name}/"):
+            raise OptionError(
+                f"Branch {name} doesn't go with branch {other} in a graph of a newer engine",
+                expected="a name that isn't the beginning of another one's path, or longer than it",
+                hint="The engine keeps such names apart too. Choose another name",
+            )
 
 
 def _made(storage: Storage, name: str, pinned: Snapshot, origin: str | None) -> str:

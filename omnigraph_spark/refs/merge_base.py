@@ -12,6 +12,7 @@ from omnigraph_spark.errors import UnsupportedError
 from omnigraph_spark.history import commits
 from omnigraph_spark.history.commits import Commit
 from omnigraph_spark.history.publishes import publishes_between
+from omnigraph_spark.manifest import formats
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.storage.store import Storage
 
@@ -28,7 +29,9 @@ def head_commit(storage: Storage, snapshot: Snapshot) -> Commit:
     branch, version = snapshot.branch, snapshot.graph_version
     own = commits.read_commits(storage, branch)
     newest = own[-1].manifest_version if own else 0
-    missing = publishes_between(storage, branch, newest, version + 1)
+    missing = []
+    if not formats.of_graph(storage).has_lineage:
+        missing = publishes_between(storage, branch, newest, version + 1)
     if missing:
         commits.record(storage, branch, missing[-1])
         own = commits.read_commits(storage, branch)

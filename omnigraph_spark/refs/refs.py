@@ -85,6 +85,7 @@ def list_branches(storage: Storage) -> list[Branch]:
             created_at=_from_seconds(ref.get("create_at")),
         )
         for name, ref in sorted(found.items())
+        if name != layout.SCHEMA_LOCK
     ]
     return [Branch(layout.MAIN, None, None, None), *branches]
 

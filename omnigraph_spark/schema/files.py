@@ -23,7 +23,7 @@ from omnigraph_spark.errors import (
     StorageError,
     UnsupportedError,
 )
-from omnigraph_spark.schema import ir
+from omnigraph_spark.schema import ir, ir2
 from omnigraph_spark.schema.ir_reader import parse_ir
 from omnigraph_spark.schema.model import (
     EdgeType,
@@ -349,6 +349,8 @@ def _agree(storage: Storage, text: str | None) -> bool:
     if text is None or ir_text is None or state is None:
         return False
     try:
+        if ir.parsed(ir_text).get("ir_version") == ir2.IR_VERSION:
+            return ir2.disagreement(parse_pg(text), ir_text, state) is None
         vouched = ir.state_hash(state) == ir.ir_hash(ir_text)
     except CorruptManifestError:
         return False

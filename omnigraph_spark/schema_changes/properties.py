@@ -43,6 +43,7 @@ from omnigraph_spark.spark.frame_plan import plan_frames
 from omnigraph_spark.spark.spark_types import NewColumn
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write import shared
 from omnigraph_spark.write.commit import commit_check
 from omnigraph_spark.write.commit.commit import Committed, commit, remember_types
 from omnigraph_spark.write.plan import ALTER, TableTarget, WritePlan, head, plan_write
@@ -171,6 +172,7 @@ def alter_property(
 
 def _plan(storage: Storage, options: WriteOptions, table: str) -> WritePlan:
     snapshot = head(storage, options)
+    shared.refuse_schema_change(storage, "Changing properties")
     if ":" in table:
         layout.split_table_key(table)
         key = snapshot.entry(table).table_key
@@ -341,6 +343,7 @@ def drop_table(storage: Storage, options: WriteOptions, tables: Iterable[str]) -
         CommitTimeoutError, PublishOutcomeUnknown, StorageError: as a write.
     """
     snapshot = head(storage, options)
+    shared.refuse_schema_change(storage, "Dropping tables")
     named = list(dict.fromkeys(tables))
     if not named:
         raise OptionError("No table to drop was named", expected="node:Person, edge:Knows, …")

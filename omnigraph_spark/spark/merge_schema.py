@@ -19,6 +19,7 @@ from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.schema.model import EngineSchema, LeftOut, Property, engine_type_of
 from omnigraph_spark.spark import spark_types
 from omnigraph_spark.spark.spark_types import NewColumn
+from omnigraph_spark.write import shared
 from omnigraph_spark.write.plan import CREATE, TableTarget, WritePlan
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ def widened(
             properties[key] = named(key, columns)
     if targets == plan.targets:
         return plan
+    shared.refuse_schema_change(plan.storage, "Adding columns")
     snapshot = known_types.load_with_types(plan.storage, plan.branch)
     schema = with_properties(known_types.known(plan.storage, snapshot).schema, properties)
     integrity = rules.of_write(

@@ -19,11 +19,16 @@ OWN_DATASETS = frozenset(
 )
 """The datasets that the graph itself keeps, beside those of its tables."""
 RECOVERY = "__recovery"
+WRITERS = "__writers"
+"""Crash records of this connector in graphs whose engines read each file in `__recovery`."""
+SCHEMA_LOCK = "__schema_apply_lock__"
+"""The branch of `__manifest` that is there while an engine changes the schema."""
 STAGING = "__staging"
 DAMAGED = "__damaged"
 SCHEMA_PG = "_schema.pg"
 SCHEMA_IR = "_schema.ir.json"
 SCHEMA_STATE = "__schema_state.json"
+SCHEMA_FILES = (SCHEMA_PG, SCHEMA_IR, SCHEMA_STATE)
 MAIN = "main"
 
 # Properties of Lance transactions on tables: whose commit it is, and that it left nothing behind.
@@ -38,7 +43,7 @@ _TYPE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _MAX_NAME = 128
 _MAX_BRANCH = 200  # of the ref's file name: with what Lance adds it must fit into 255 bytes
 _BRANCH_SEGMENT = re.compile(r"[A-Za-z0-9._\-]+\Z")
-_RESERVED_BRANCH = re.compile(r"__run__|__schema_apply_lock__\Z")
+_RESERVED_BRANCH = re.compile(rf"__run__|{SCHEMA_LOCK}\Z")
 
 
 def fnv1a64(text: str) -> str:
@@ -109,8 +114,13 @@ def check_type_name(name: str) -> None:
 
 def table_location(key: str) -> str:
     """Return where a new table's dataset goes: `nodes/{fnv1a64}` or `edges/{fnv1a64}`."""
-    kind, name = split_table_key(key)
-    return f"{_FOLDER[kind]}/{fnv1a64(name)}"
+    _, name = split_table_key(key)
+    return folder_of(key, fnv1a64(name))
+
+
+def folder_of(key: str, name: str) -> str:
+    """Return the folder of this name among those of a table's kind."""
+    return f"{_FOLDER[key.partition(':')[0]]}/{name}"
 
 
 def check_location(location: str | None, key: str) -> str:

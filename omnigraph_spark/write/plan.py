@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -47,7 +48,8 @@ from omnigraph_spark.schema.property_types import EngineType, is_blob
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage, normalize_root
-from omnigraph_spark.write.reads import ReadFrom, Span, has_same_rows, spans_of_others
+from omnigraph_spark.write import shared
+from omnigraph_spark.write.reads import FRAMES, ReadFrom, Span, has_same_rows, spans_of_others
 
 APPEND = "append"
 OVERWRITE = "overwrite"
@@ -91,7 +93,8 @@ class TableTarget:
     other writes changed since the frame was read: an upsert or delete of those rows is refused.
     `replaces` is Lance's predicate of the rows that new ones take the place of. `edge_key` are the
     columns that an edge's id is made from; a table that wasn't made with them (not `keeps_key`) is
-    looked through for edges with their values.
+    looked through for edges with their values. `id_of` are the columns that a node's id is made
+    from, where it isn't the plain text of its key.
     """
 
     table_key: str
@@ -108,6 +111,7 @@ class TableTarget:
     replaces: str = ""
     edge_key: tuple[str, ...] = ()
     keeps_key: bool = False
+    id_of: tuple[str, ...] = ()
 
     @property
     def has_new_columns(self) -> bool:
@@ -199,6 +203,32 @@ class WritePlan:
     types: EngineSchema = field(default_factory=EngineSchema)
     deletes: bool = False
 
+    def changes_schema(self) -> bool:
+        """Return whether tables or properties come or go with it."""
+        targets = self.targets.values()
+        changed = any(one.mode == CREATE or one.added or one.renamed for one in targets)
+        types = (*self.types.types(), *self.new_types.types())
+        return bool(changed or self.dropped or types)
+
+    def marks(self) -> dict[str, Any]:
+        """Return this connector's part of the `metadata` of each version row, as plain data."""
+        ours: dict[str, Any] = {"publish_id": self.publish_id, "mode": self.mode}
+        if self.txn is not None:
+            ours["txn"] = list(self.txn)
+        if self.user_metadata is not None:
+            ours["user_metadata"] = self.user_metadata
+        if self.actor is not None:
+            ours["actor"] = self.actor
+        if self.frames:
+            ours[FRAMES] = list(self.frames)
+        if self.unchecked:
+            ours["unchecked"] = True
+        if self.merged_parent is not None:
+            ours["merged_parent"] = self.merged_parent
+        if self.integrity.checks_rows():
+            ours["integrity"] = self.integrity.level
+        return ours
+
 
 def plan_write(
     storage: Storage,
@@ -282,6 +312,12 @@ def _refuse_options(options: WriteOptions, targets: Mapping[str, TableTarget]) -
                 hint="Leave it out",
             )
     for key, target in targets.items() if options.bad_records_path is not None else ():
+        if target.id_of:
+            raise UnsupportedError(
+                f"badRecordsPath doesn't go with {key}, whose ids are made from its keys",
+                expected=f"a table whose id isn't made from {', '.join(target.id_of)}",
+                hint="Leave it out, or leave the table out of the write",
+            )
         if target.mode == MERGE and any(is_blob(field) for field in target.schema):
             raise UnsupportedError(
                 f"badRecordsPath doesn't go with an upsert into {key}, which has blobs",
@@ -356,6 +392,7 @@ def _target(
             hint="Write that one table with option table, or a frame made by omnigraph_spark.pack",
             table_key=key,
         )
+    shared.refuse_schema_change(storage, f"Making the table {key}")
     engine_type = of_arrow(key, new.schema, new.key, new.endpoints, new.carried)
     if isinstance(engine_type, EdgeType):
         for end in (engine_type.source, engine_type.target):
@@ -390,6 +427,8 @@ def _existing(
         )
     dataset = storage.dataset(entry.location, entry.table_branch, entry.table_version)
     known = schema.of_table(entry.table_key)
+    if snapshot.identities:
+        shared.check_table(entry.table_key, dataset.schema)
     return TableTarget(
         table_key=entry.table_key,
         location=entry.location,
@@ -398,6 +437,7 @@ def _existing(
         table_branch=branch,
         schema=dataset.schema,
         key=known.key if isinstance(known, NodeType) else None,
+        id_of=shared.id_columns(known, dataset.schema) if snapshot.identities else (),
     )
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from omnigraph_spark import _faults
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import cleanup
-from omnigraph_spark.manifest import crash_records, known_types, migrations, publisher
+from omnigraph_spark.manifest import crash_records, formats, known_types, migrations, publisher
 from omnigraph_spark.manifest.publisher import Published
-from omnigraph_spark.manifest.rows import PRIMARY_KEY_ANNOTATION, TableRow
+from omnigraph_spark.manifest.rows import PRIMARY_KEY_ANNOTATION
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.merge import merging
 from omnigraph_spark.refs import branches, forks, refs
@@ -77,13 +77,7 @@ def _no_contiguity() -> None:
 
 
 def _no_guards() -> None:
-    real = publisher._rows
-
-    def without(snapshot: Any, request: Any) -> Any:
-        rows = real(snapshot, request)
-        return [r for r in rows if not (isinstance(r, TableRow) and r not in request.changes)]
-
-    _put(publisher, _rows=without)
+    _put(publisher, _guards=lambda snapshot, request: [])
 
 
 def _publish_first() -> None:
@@ -200,7 +194,7 @@ def _annotate_blindly() -> None:
         migrations.faults.point("migrate.before_annotation")
         manifest.update_field_metadata({"object_id": {PRIMARY_KEY_ANNOTATION: "true"}})
         migrations.faults.point("migrate.before_stamp")
-        manifest.update_schema_metadata({migrations._STAMP_KEY: "2"})
+        manifest.update_schema_metadata({formats.STAMP_KEY: "2"})
         migrations.faults.point("migrate.after_stamp")
 
     migrations._v1_to_v2 = steps

@@ -1,21 +1,20 @@
-"""The engine's program, where there is one."""
+"""The engine's programs, where there are any."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
+from tests.support import programs
 from tests.support.engine import Engine
 
 
 @pytest.fixture(scope="session")
 def engine() -> Engine:
-    """The original engine; without it these tests are skipped."""
-    program = os.environ.get("OMNIGRAPH_ENGINE")
-    if program is None:
-        pytest.skip(
-            "OMNIGRAPH_ENGINE names no engine: docs/internals/development.md says how to build one"
-        )
-    return Engine(Path(program))
+    """The original engine whose graphs are of stamp 2; without it these tests are skipped."""
+    return programs.engine_or_skip(programs.OLDER)
+
+
+@pytest.fixture(scope="session")
+def newer() -> Engine:
+    """Today's engine; without it these tests are skipped."""
+    return programs.engine_or_skip(programs.NEWER)

@@ -20,7 +20,7 @@ from omnigraph_spark.maintenance.check import check
 from omnigraph_spark.maintenance.cleanup import cleanup
 from omnigraph_spark.maintenance.optimize import create_index, optimize, run_here
 from omnigraph_spark.maintenance.repair import repair
-from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.manifest.snapshot import load, open_main
 from omnigraph_spark.merge import restore
 from omnigraph_spark.refs import branches as manage
 from omnigraph_spark.refs import refs, tags
@@ -201,6 +201,26 @@ def test_the_engine_branches_and_merges_after(engine: Engine, graph: Storage, wh
     engine.run("branch", "delete", "--uri", str(root), "feature/x")
     write(graph, {PERSON: ["last"]}, new={})
     assert "last" in agree(engine, graph)[PERSON]
+
+
+@pytest.mark.parametrize("what", ACTIONS)
+def test_what_is_written_at_stamp_3_is_what_an_engine_of_stamp_2_goes_on_with(
+    engine: Engine, graph: Storage, what: str
+) -> None:
+    """The two differ in nothing but the number and in heads that must be published."""
+    key = "omnigraph:internal_schema_version"
+    open_main(graph).update_schema_metadata({key: "3"})
+    ACTIONS[what](graph)
+    branches.make(graph, "late")
+    write_and_die(graph, "commit.tables_done", {PERSON: ["dead"], KNOWS: ["dead"]})
+    write(graph, {PERSON: ["p"], KNOWS: ["p"]}, new={})
+    assert check(graph) == []
+    assert open_main(graph).schema.metadata[key.encode()] == b"3"
+    open_main(graph).update_schema_metadata({key: "2"})
+    assert "p" in agree(engine, graph)[PERSON]
+    engine_writes(engine, graph)
+    ours = [one.graph_commit_id for one in commits.read_commits(graph)]
+    assert ours == [one["graph_commit_id"] for one in engine.commits(Path(graph.root))]
 
 
 def test_the_engine_reads_merges_and_deletes_our_branches(engine: Engine, graph: Storage) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from omnigraph_spark.schema import ir2
 from omnigraph_spark.schema.pg import parse_pg
-from tests.support import engine09
+from tests.support import programs
 from tests.support.engine import Engine
 
 SCALARS = ("String", "Bool", "I32", "I64", "U32", "U64", "F32", "F64", "Date", "DateTime")
@@ -20,10 +20,7 @@ WORDS = ("age", "b", "code", "d_1", "eMail", "f", "grade", "hue", "_i", "jot")
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     """Engine 0.9; without it these tests are skipped."""
-    program = engine09.program()
-    if program is None:
-        pytest.skip(engine09.WITHOUT)
-    return Engine(program)
+    return programs.engine_or_skip(programs.NEWER)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -10,6 +10,7 @@ import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,17 @@ class Engine:
     """The engine's command line, run as a process of its own each time."""
 
     program: Path
+
+    @cached_property
+    def release(self) -> tuple[int, ...]:
+        """Return its version, as numbers."""
+        said = self.run("--version").split()[-1]
+        return tuple(int(part) for part in said.split("."))
+
+    @property
+    def is_newer(self) -> bool:
+        """Return whether its graphs have their lineage in `__manifest`."""
+        return self.release >= (0, 8)
 
     def run(self, *arguments: str) -> str:
         """Run a command and return what it printed."""
@@ -70,7 +82,8 @@ class Engine:
 
     def mutate(self, root: Path, query: str, branch: str = "main") -> str:
         """Run a mutation, given as text."""
-        asked = ["mutate", "--uri", str(root), "-e", query, "--branch", branch]
+        uri = "--store" if self.is_newer else "--uri"
+        asked = ["mutate", uri, str(root), "-e", query, "--branch", branch]
         return self.run(*asked, "--json")
 
     def commits(self, root: Path, branch: str = "main") -> list[dict[str, Any]]:

@@ -58,7 +58,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 
 STAMP_KEY = "omnigraph:internal_schema_version"
-STAMP_MODULE = "manifest.migrations"
+STAMP_MODULE = "manifest.formats"
 
 
 @cache
@@ -215,7 +215,7 @@ def test_lance_is_imported_late() -> None:
     assert early == []
 
 
-def test_only_migrations_looks_at_the_stamp() -> None:
+def test_only_formats_looks_at_the_stamp() -> None:
     sources = {name: path.read_text(encoding="utf-8") for name, path, _ in _modules()}
     assert {name for name, text in sources.items() if STAMP_KEY in text} == {STAMP_MODULE}
 

@@ -230,7 +230,7 @@ def test_a_record_of_another_engine_is_reported_and_stops_a_repair(graph: Storag
 
 def test_a_newer_graph_is_reported_and_never_repaired(graph: Storage) -> None:
     writes.orphan(graph, PERSON, ["orphan"])
-    open_main(graph).update_schema_metadata({"omnigraph:internal_schema_version": "3"})
+    open_main(graph).update_schema_metadata({"omnigraph:internal_schema_version": "7"})
     before = graphs.file_hashes(Path(graph.root))
     assert checks.NEWER_STAMP in kinds(check(graph))
     with pytest.raises(UnsupportedManifestVersion, match="upgrade omnigraph first"):

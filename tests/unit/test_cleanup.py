@@ -22,7 +22,7 @@ from omnigraph_spark.errors import (
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance.cleanup import WEEK, Cleaned, cleanup
 from omnigraph_spark.maintenance.optimize import create_index, optimize, run_here
-from omnigraph_spark.manifest.snapshot import Snapshot, load
+from omnigraph_spark.manifest.snapshot import Snapshot, load, open_main
 from omnigraph_spark.merge import restore
 from omnigraph_spark.read.plan import read_table
 from omnigraph_spark.refs import refs, tags
@@ -427,6 +427,7 @@ def test_a_graph_of_the_engine_reads_the_same_after_a_cleanup(
 
 def test_a_graph_of_a_newer_engine_is_not_touched(tmp_path: Path) -> None:
     storage = Storage.at(str(graphs.unpack("newer", "social", tmp_path)))
+    open_main(storage).update_schema_metadata({"omnigraph:internal_schema_version": "7"})
     hashes = graphs.file_hashes(Path(storage.root))
     for dry_run in (True, False):
         with pytest.raises(UnsupportedManifestVersion, match="OMNIGRAPH_UNSUPPORTED_MANIFEST"):

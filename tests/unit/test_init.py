@@ -14,7 +14,7 @@ from omnigraph_spark.errors import StorageError
 from omnigraph_spark.history import commits
 from omnigraph_spark.history import init as init_module
 from omnigraph_spark.history.init import init_graph
-from omnigraph_spark.manifest import migrations, snapshot
+from omnigraph_spark.manifest import formats, migrations, snapshot
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 from tests.support import graphs
@@ -34,7 +34,7 @@ def test_a_new_graph_is_stamped_and_empty(storage: Storage) -> None:
     init_graph(storage)
     manifest = storage.dataset(layout.MANIFEST)
     assert manifest.schema.equals(migrations.new_manifest_schema(), check_metadata=True)
-    assert migrations.stamp_of(manifest) == 2
+    assert formats.stamp_of(manifest) == 2
     assert manifest.count_rows() == 0
     assert snapshot.load(storage).tables == {}
     assert {path.name for path in Path(storage.root).iterdir()} == {layout.MANIFEST, *LINEAGE}

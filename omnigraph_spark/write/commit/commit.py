@@ -16,7 +16,6 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -58,6 +57,7 @@ from omnigraph_spark.refs import property_files
 from omnigraph_spark.schema.model import EngineSchema, fitted, reshaped
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write import shared
 from omnigraph_spark.write.commit import heal, small_files, staged_files, updates
 from omnigraph_spark.write.commit.commit_check import CommitCheck
 from omnigraph_spark.write.commit.deletes import keeps_ids, untouched_guards
@@ -80,7 +80,7 @@ from omnigraph_spark.write.plan import (
     head,
     plan_write,
 )
-from omnigraph_spark.write.reads import EDGE_KEY, FRAMES, has_same_rows
+from omnigraph_spark.write.reads import EDGE_KEY, has_same_rows
 from omnigraph_spark.write.tasks.stage import StagedTable
 
 # The pause after a lost round: shorter each time, since with growing ones a writer that has lost
@@ -119,6 +119,8 @@ def commit(plan: WritePlan, staged: Iterable[StagedTable]) -> Committed:
         StorageError: the store failed; nothing was published.
     """
     _faults.point("commit.entered")
+    if plan.changes_schema():
+        shared.refuse_schema_change(plan.storage, "A write that changes tables or properties")
     by_table = _by_table(plan, staged)
     updates.refuse_doubles(plan, by_table)
     touched = _touched(plan, by_table)
@@ -301,10 +303,13 @@ class _Write:
         self._start_run(version)
         if heal.resolve_dead(self._round, plan.settings.orphan_grace_seconds):
             raise StartOver("dead writes were rolled back")
+        if heal.settle_heads(self._round, snapshot, self._touched):
+            raise StartOver("heads that were ahead were taken back")
         self._run_check(snapshot)
         if not (self._touched or self._plan.dropped):
             return Published(version, skipped=True)
-        engine_schema.add_types(plan.storage, plan.new_types.with_types(known.lost), known.text)
+        if not self._round.format.has_identities:  # there the files change with the tables
+            engine_schema.add_types(plan.storage, plan.new_types.with_types(known.lost), known.text)
         return self._commit_tables(snapshot)
 
     def _run_check(self, snapshot: Snapshot) -> None:
@@ -395,7 +400,7 @@ class _Write:
 
     def _request(self, snapshot: Snapshot, moved: Sequence[Moved]) -> Publish:
         plan = self._plan
-        ours = marks(plan)
+        ours = plan.marks()
         changes: list[ManifestRow] = []
         for one in moved:
             if one.table_key not in snapshot.locations:
@@ -406,7 +411,7 @@ class _Write:
                 marked[EDGE_KEY] = list(kept.edge_key)
             changes += one.rows(manifest_metadata(self._round, one), marked)
         for key in plan.dropped:
-            gone = of_dropped(ours, snapshot.tables.get(key))
+            gone = {**ours, **_of_dropped(snapshot.tables.get(key))}
             changes.append(TombstoneRow(key, snapshot.floors[key], {OURS: gone}))
         guards = untouched_guards(plan, snapshot, self._touched, self._schema)
         found = {key: snapshot.version(key) for key in guards}
@@ -423,11 +428,15 @@ class _Write:
             txn_whole=plan.txn_whole,
             retries=plan.settings.commit_retries,
             branch_identifier=plan.branch_identifier,
+            actor=plan.actor,
+            merged_parent=plan.merged_parent,
         )
 
     def _told(self, snapshot: Snapshot, one: Moved) -> dict[str, str]:
         """Return the type that a table's version row tells, if `__manifest` doesn't know it."""
         key, plan = one.table_key, self._plan
+        if self._round.format.has_identities:  # the files there name exactly what is published
+            return {}
         found = plan.types.of_table(key)
         if found is None:
             found = self._schema.with_types(plan.new_types).of_table(key)
@@ -544,6 +553,7 @@ class _Write:
             for key in self._touched
             if key in snapshot.tables
         ]
+        heal.publish_put_back(self._round, snapshot, self._touched)
         return all(put_back)
 
     def _tidy(self, step: Callable[[], None]) -> None:
@@ -557,26 +567,6 @@ class _Write:
         return [one for staged in self._by_table.values() for one in staged]
 
 
-def marks(plan: WritePlan) -> dict[str, Any]:
-    """Return this connector's part of the `metadata` of each version row, as plain data."""
-    ours: dict[str, Any] = {"publish_id": plan.publish_id, "mode": plan.mode}
-    if plan.txn is not None:
-        ours["txn"] = list(plan.txn)
-    if plan.user_metadata is not None:
-        ours["user_metadata"] = plan.user_metadata
-    if plan.actor is not None:
-        ours["actor"] = plan.actor
-    if plan.frames:
-        ours[FRAMES] = list(plan.frames)
-    if plan.unchecked:
-        ours["unchecked"] = True
-    if plan.merged_parent is not None:
-        ours["merged_parent"] = plan.merged_parent
-    if plan.integrity.checks_rows():
-        ours["integrity"] = plan.integrity.level
-    return ours
-
-
-def of_dropped(ours: dict[str, Any], entry: TableEntry | None) -> dict[str, Any]:
-    """Return the marks of a tombstone: all rows of the table are removed."""
-    return {**ours, "rows_added": 0, "rows_removed": 0 if entry is None else entry.row_count}
+def _of_dropped(entry: TableEntry | None) -> dict[str, int]:
+    """Return what a tombstone tells of rows: all of the table are removed."""
+    return {"rows_added": 0, "rows_removed": 0 if entry is None else entry.row_count}

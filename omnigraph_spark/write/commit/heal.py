@@ -2,7 +2,9 @@
 
 Runs on the driver, at the start of a write's round, where a crash record of another write has not
 been renewed for the grace. Nobody rolls a dead write forward. The restored versions are published,
-guards included, so that a late publish of a writer that only slept is refused.
+guards included, so that a late publish of a writer that only slept is refused. Where the engines
+of a format refuse a table whose head isn't published, the heads of a write's own tables are
+published before it goes on, and those that it took back when it fails.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from omnigraph_spark import _faults
 from omnigraph_spark.errors import (
     BranchNotFoundError,
     ExpectedVersionMismatch,
+    OmnigraphError,
     PublishOutcomeUnknown,
     RowLevelCasContention,
     StorageError,
@@ -34,7 +37,7 @@ from omnigraph_spark.storage.lance_errors import DatasetNotFoundError
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write import staging
 from omnigraph_spark.write.commit.table_commit import dataset_metadata
-from omnigraph_spark.write.commit.table_head import Round, StartOver, settle, strip
+from omnigraph_spark.write.commit.table_head import Round, StartOver, is_clean, settle, strip
 
 _log = logging.getLogger(__name__)
 
@@ -97,11 +100,11 @@ def roll_back(
     *,
     strip_too: bool = False,
     identifier: str | None = None,
-) -> None:
+) -> bool:
     """Restore each of the tables whose head is ahead to its published version, and publish that.
 
-    `strip_too` also removes auto-cleanup settings from those that are not ahead. `identifier` is
-    the branch's, where it was judged.
+    Returns whether there was any. `strip_too` also removes auto-cleanup settings from those that
+    are not ahead. `identifier` is the branch's, where it was judged.
 
     Raises:
         StartOver: a rival was at the same tables.
@@ -118,7 +121,7 @@ def roll_back(
             restored.append(entry)
             changes += rows
     if not changes:
-        return
+        return False
     _faults.point("heal.before_publish")
     request = Publish(
         branch=snapshot.branch,
@@ -140,6 +143,45 @@ def roll_back(
         )
     except StorageError as error:  # the next publish of the branch fills the gap
         _log.warning("rolling back a dead write has no row in the lineage yet: %s", error)
+    return True
+
+
+def settle_heads(round_: Round, snapshot: Snapshot, keys: tuple[str, ...]) -> bool:
+    """Publish the heads of tables that are ahead, once they are settled; returns whether any was.
+
+    Only in formats whose engines refuse such tables; else a head that was taken back is as good as
+    published.
+
+    Raises:
+        StartOver, PublishOutcomeUnknown, StorageError: as `roll_back`.
+    """
+    if not round_.format.publishes_restores:
+        return False
+    return roll_back(round_, snapshot, keys)
+
+
+def publish_put_back(round_: Round, snapshot: Snapshot, keys: tuple[str, ...]) -> None:
+    """Publish the heads of tables that a write took back before it failed; errors are logged."""
+    if not round_.format.publishes_restores:
+        return
+    branch = layout.lance_branch(snapshot.branch)
+    try:
+        clean = tuple(
+            key
+            for key in keys
+            if key in snapshot.tables and _is_put_back(round_, snapshot.tables[key], branch)
+        )
+        roll_back(round_, snapshot, clean)
+    except (StartOver, OmnigraphError) as error:
+        _log.warning("what write %s took back isn't published: %s", round_.publish_id, error)
+
+
+def _is_put_back(round_: Round, entry: TableEntry, branch: str | None) -> bool:
+    try:
+        head = round_.storage.dataset(entry.location, branch)
+    except DatasetNotFoundError:
+        return False
+    return int(head.version) > entry.table_version and is_clean(head, entry.table_version)
 
 
 def _restored(

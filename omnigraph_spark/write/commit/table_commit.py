@@ -125,7 +125,7 @@ def commit_table(
         row_count = int(dataset.count_rows())
     if target.restore_to is None:
         new = missing(target.table_key, dataset, entry.row_count if entry else 0, row_count)
-        dataset = _build_indexes(dataset, new, round_, entry)
+        dataset = _build_indexes(dataset, _shared(round_, new), round_, entry)
     return Moved(
         target.table_key,
         target.location,
@@ -254,13 +254,28 @@ def _extended(
             return wide
         made = wide
         for operation in updates.operations(round_.storage, wide, staged, fragments):
+            if round_.format.publishes_restores:
+                operation = _strict(made, operation)
             made = _step(made, operation, round_, int(wide.version), pinned)
         return made
-    before, indexes = int(head.version), dropped_by_overwrite(head)
+    before, indexes = int(head.version), _shared(round_, dropped_by_overwrite(head))
     replaced = LanceOperation.Overwrite(schema, fragments)
     made = commit(head, before, replaced, round_.publish_id, max_retries=0)
     made = contiguous(made, before, round_.publish_id)
     return _build_indexes(made, indexes, round_, entry)
+
+
+def _strict(head: LanceDataset, operation: Any) -> Any:
+    """Return an append as an operation that is refused over any other change (rule 13).
+
+    Where taking back costs a published commit, it is better not to land above another writer.
+    """
+    from lance import LanceOperation
+
+    if not isinstance(operation, LanceOperation.Append):
+        return operation
+    there = [fragment.metadata for fragment in head.get_fragments()]
+    return LanceOperation.Merge([*there, *operation.fragments], head.lance_schema)
 
 
 def _step(
@@ -269,7 +284,9 @@ def _step(
     """Commit one operation; where it isn't the one on `first` and fails, the table goes back."""
     before = int(head.version)
     try:
-        made = commit(head, before, operation, round_.publish_id)
+        strict = type(operation).__name__ == "Merge"
+        retries: dict[str, Any] = {"max_retries": 0} if strict else {}
+        made = commit(head, before, operation, round_.publish_id, **retries)
         return contiguous(made, before, round_.publish_id)
     except (StartOver, OmnigraphError):
         if before > first:
@@ -370,6 +387,18 @@ def _first_version(round_: Round, target: TableTarget, fragments: list[Any]) -> 
         enable_v2_manifest_paths=True,
     )
     return contiguous(made, 0, round_.publish_id)
+
+
+def _shared(
+    round_: Round, indexes: Sequence[tuple[str, Any, str]]
+) -> Sequence[tuple[str, Any, str]]:
+    """Return the indices that a write may build: those that the graph's engines can use.
+
+    A BTREE of this Lance is one that newer engines pass over, and build again with `optimize`.
+    """
+    if not round_.format.has_identities:
+        return indexes
+    return [one for one in indexes if one[1] != "BTREE"]
 
 
 def _build_indexes(

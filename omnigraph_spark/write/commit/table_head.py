@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from omnigraph_spark import _faults
 from omnigraph_spark.errors import CorruptManifestError
-from omnigraph_spark.manifest import crash_records
+from omnigraph_spark.manifest import crash_records, formats
+from omnigraph_spark.manifest.formats import Format
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.storage import store
 from omnigraph_spark.storage.lance_errors import (
@@ -64,6 +65,11 @@ class Round:
     fresh: Callable[[], Snapshot]
     dead: frozenset[str] = frozenset()
     files_used: bool = False
+
+    @property
+    def format(self) -> Format:
+        """Return the format of the graph that is written to."""
+        return formats.of_graph(self.storage)
 
 
 def commit(

@@ -19,7 +19,7 @@ from omnigraph_spark.integrity.screen import Screen
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import ulids
 from omnigraph_spark.write.plan import DELETE, MERGE, TableTarget
-from omnigraph_spark.write.tasks import edge_ids, replaced
+from omnigraph_spark.write.tasks import edge_ids, node_ids, replaced
 
 _SAMPLES = 5
 
@@ -109,7 +109,11 @@ def _with_ids(rows: pa.RecordBatch, target: TableTarget, exact: bool) -> pa.Reco
         return _put_ids(rows, made if given is None else pc.if_else(given.is_null(), made, given))
     if target.key is None or target.key not in known:
         return rows
-    key = rows.column(target.key).cast(pa.utf8())
+    key = (
+        node_ids.made(rows, target, exact)
+        if target.id_of
+        else rows.column(target.key).cast(pa.utf8())
+    )
     if given is None:
         return _put_ids(rows, key)
     _refuse_other_ids(given, key, target)
@@ -134,12 +138,13 @@ def _refuse_other_ids(given: pa.Array, key: pa.Array, target: TableTarget) -> No
     differing = pc.fill_null(pc.not_equal(given, key), False)
     if not pc.any(differing).as_py():
         return
+    named = ", ".join(target.id_of) or target.key
     samples = given.filter(differing).slice(0, _SAMPLES).to_pylist()
     raise IntegrityError(
-        f"A row of {target.table_key} has an id that isn't its key {target.key}",
-        expected=f"id = {target.key}, or no id",
+        f"A row of {target.table_key} has an id that isn't its key {named}",
+        expected=f"id = {named}, or no id",
         found=f"id {samples[0]!r}",
-        hint=f"Leave id out: it becomes the value of {target.key}",
+        hint=f"Leave id out: it becomes the value of {named}",
         table_key=target.table_key,
         rule="id is the key",
         samples=samples,

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from omnigraph_spark.errors import OmnigraphError
 from omnigraph_spark.history import init
-from omnigraph_spark.manifest import migrations
+from omnigraph_spark.manifest import formats, migrations
 from omnigraph_spark.manifest.rows import MANIFEST_SCHEMA, PRIMARY_KEY_ANNOTATION
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.storage.store import Storage
@@ -22,7 +22,7 @@ from tests.chaos.ledger import ACKNOWLEDGED, FAILED
 
 POINTS = ("migrate.before_annotation", "migrate.before_stamp", "migrate.after_stamp")
 STAMPS = ("3", "101", "abc", "", "-1", "2.0", "4294967296")
-_STAMP_KEY = migrations._STAMP_KEY
+_STAMP_KEY = formats.STAMP_KEY
 
 
 def crashes(lab: Lab) -> None:

@@ -1,0 +1,157 @@
+"""Tables that have two ids: whose rows are whose, which of them live, and what a reader demands.
+
+From stamp 5 on a table's rows are named by its two ids, a dropped table that is made again is
+another table, and its name stands in its `table` row alone (format.md, "Newer stamps"). Pure
+functions over rows; where no row has ids nothing is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from omnigraph_spark.errors import CorruptManifestError
+from omnigraph_spark.manifest.rows import (
+    COMMIT,
+    HEAD,
+    INCARNATION,
+    STABLE_ID,
+    TABLE,
+    TOMBSTONE,
+    VERSION,
+    Identity,
+)
+
+_TABLE_KINDS = (TABLE, VERSION, TOMBSTONE)
+
+
+def has_identities(rows: pa.Table) -> bool:
+    """Return whether rows are those of a format whose tables have ids."""
+    return INCARNATION in rows.column_names
+
+
+def named(rows: pa.Table) -> pa.Table:
+    """Return rows under the names that their tables have now: older rows keep the old name."""
+    if not has_identities(rows):
+        return rows
+    tables = rows.filter(pc.equal(rows["object_type"], TABLE))
+    place = pc.index_in(rows[INCARNATION], tables[INCARNATION].combine_chunks())
+    names = pc.take(tables["table_key"].combine_chunks(), place)
+    current = pc.coalesce(names, rows["table_key"])
+    if current.equals(rows["table_key"]):
+        return rows
+    number = rows.column_names.index("table_key")
+    return rows.set_column(number, rows.schema.field(number), current)
+
+
+def living(rows: pa.Table) -> tuple[pa.Table, dict[str, Identity]]:
+    """Return the rows of the tables that are there, and the ids of those by name.
+
+    Raises:
+        CorruptManifestError: a version without its table, or two tables of one name.
+    """
+    tables = rows.filter(pc.equal(rows["object_type"], TABLE)).to_pylist()
+    known = {row[INCARNATION]: row for row in tables}
+    highest, tombstones = (_highest(rows, kind) for kind in (VERSION, TOMBSTONE))
+    found: dict[str, Identity] = {}
+    for incarnation, version in highest.items():
+        row = known.get(incarnation)
+        if row is None or row[STABLE_ID] is None:
+            raise CorruptManifestError(
+                f"__manifest has versions of a table with the id {incarnation}, and not the table",
+                expected="a table row with both ids",
+            )
+        if tombstones.get(incarnation, 0) >= version:
+            continue
+        key = row["table_key"]
+        if key in found:
+            raise CorruptManifestError(
+                f"__manifest has two tables of the name {key[:80]!r}",
+                expected="one",
+                found=f"the ids {found[key].incarnation} and {incarnation}",
+            )
+        found[key] = Identity(row[STABLE_ID], incarnation)
+    alive = pa.array([one.incarnation for one in found.values()], pa.uint64())
+    return rows.filter(pc.is_in(rows[INCARNATION], alive)), found
+
+
+def _highest(rows: pa.Table, kind: str) -> dict[int, int]:
+    numbers = rows.select([INCARNATION, "table_version"]).filter(
+        pc.equal(rows["object_type"], kind)
+    )
+    if numbers.num_rows == 0:
+        return {}
+    grouped = numbers.group_by(INCARNATION).aggregate([("table_version", "max")]).to_pylist()
+    return {row[INCARNATION]: row["table_version_max"] for row in grouped}
+
+
+def refuse_unreadable(before: pa.Table, new: pa.Table) -> None:
+    """Refuse rows that would make an engine refuse the whole graph (format.md, "Newer stamps").
+
+    `before` are the rows that are published already, `new` those of a publish.
+
+    Raises:
+        CorruptManifestError: names the row and what is wrong with it; nothing was published.
+    """
+    there = before.filter(pc.equal(before["object_type"], TABLE)).to_pylist()
+    tables = {row[INCARNATION]: row for row in there}
+    rows = new.to_pylist()
+    tables |= {row[INCARNATION]: row for row in rows if row["object_type"] == TABLE}
+    for row in rows:
+        what = _wrong_table(row, tables) if row["object_type"] in _TABLE_KINDS else _wrong(row)
+        if what is not None:
+            raise _refused(row, what)
+    fixed = [r["object_id"] for r in rows if r["object_type"] in (VERSION, TOMBSTONE, COMMIT)]
+    doubled = before.filter(pc.is_in(before["object_id"], pa.array(fixed, pa.utf8())))
+    if doubled.num_rows:
+        raise _refused(doubled.slice(0, 1).to_pylist()[0], "it is published already")
+
+
+def _wrong_table(row: Mapping[str, Any], tables: Mapping[int, Mapping[str, Any]]) -> str | None:
+    stable, incarnation, kind = row[STABLE_ID], row[INCARNATION], row["object_type"]
+    if not stable or not incarnation:
+        return "it lacks an id"
+    pair, key = Identity(stable, incarnation), row["table_key"]
+    table = tables.get(incarnation)
+    if table is None or table[STABLE_ID] != stable:
+        return "there is no table of these ids"
+    number = row["table_version"]
+    if row["object_id"] != pair.object_id(kind, number):
+        return "it isn't named by its ids and its version"
+    if kind == TABLE:
+        return None if row["location"] == pair.location(key) else "it names another folder"
+    if number is None:
+        return "it has no version"
+    if kind == TOMBSTONE:
+        return None if key == table["table_key"] else "it has another name than its table"
+    if row["row_count"] is None or '"manifest_path":"' not in (row["metadata"] or ""):
+        return "it has no row count or no manifest_path"
+    return None
+
+
+def _wrong(row: Mapping[str, Any]) -> str | None:
+    if row["object_type"] not in (COMMIT, HEAD):
+        return "its kind is unknown"
+    if row.get(STABLE_ID) is not None or row.get(INCARNATION) is not None:
+        return "it has ids of a table"
+    if not row["metadata"] or (row["object_type"] == COMMIT and row["table_version"] is None):
+        return "it lacks what a commit has"
+    return None
+
+
+def _refused(row: Mapping[str, Any], what: str) -> CorruptManifestError:
+    return CorruptManifestError(
+        f"A row of this publish would make the graph unreadable: {what}",
+        expected="what docs/internals/format.md says of newer stamps",
+        found=str(row["object_id"])[:120],
+        hint="Nothing was published. Please report this with the calls that led to it",
+    )
+
+
+def of_rows(identities: Mapping[str, Identity], rows: Iterable[Any]) -> dict[str, Identity]:
+    """Return the ids of all tables that a publish's rows are of: known ones, and new ones."""
+    new = {row.table_key: row.identity for row in rows if getattr(row, "identity", None)}
+    return {**identities, **new}
