@@ -42,16 +42,17 @@ test-floors: $(VENV_40)/.ready  ## all that touches PySpark, on 4.0 and the othe
 	  $(LANCE_ALONE:%=--ignore=tests/unit/test_%.py) $(LONG_ON_40:%=--ignore=tests/spark/test_%.py) $(ARGS)
 
 # What chance decides, for many rounds; `test` runs it for a few. Longer still:
-# `make test-rounds SEQUENCES=5000 KEYS=200 RACES=200 QUERIES=2000`.
+# `make test-rounds SEQUENCES=5000 KEYS=200 RACES=200 QUERIES=2000 REPLICAS=100`.
 SEQUENCES = 200
 QUERIES = 150
 KEYS = 20
 RACES = 50
+REPLICAS = 4
 test-rounds: $(VENV)/.ready  ## random sequences and queries, races of upserts and deletes: many rounds
 	OMNIGRAPH_SEQUENCES=$(SEQUENCES) OMNIGRAPH_SPARK_UPSERT_ROUNDS=$(KEYS) OMNIGRAPH_SPARK_RACES=$(RACES) \
-	  OMNIGRAPH_SPARK_QUERIES=$(QUERIES) OMNIGRAPH_SPARK_TPCH=22 \
+	  OMNIGRAPH_SPARK_QUERIES=$(QUERIES) OMNIGRAPH_SPARK_TPCH=22 OMNIGRAPH_SPARK_REPLICAS=$(REPLICAS) \
 	  $(call in_venv,$(VENV)) $(PYTEST) --timeout=3600 tests/property/test_sequences.py \
-	  tests/spark/test_narrow_random.py tests/spark/test_narrow_tpch.py \
+	  tests/spark/test_narrow_random.py tests/spark/test_narrow_tpch.py tests/spark/test_replica.py \
 	  tests/concurrency/test_upserts.py tests/concurrency/test_deletes_among_edges.py -k 'not spark_makes' $(ARGS)
 
 test-connect: $(VENV_CONNECT)/.ready  ## Spark Connect and pipelines, with what pyspark[connect,pipelines] needs

@@ -213,7 +213,7 @@ class Transaction(_Side):
         return super().write(frames, mode=mode, **write_options)
 
     def apply(self, changes: DataFrame, **write_options: Any) -> None:
-        """Stage what a change feed of any graph tells: of each row the last change counts.
+        """Stage what a change feed of any graph has: of each row the last change counts.
 
         `changes` has the columns of `OmniGraph.changes`, of whole commits. Tables that the graph
         lacks are made; properties are not. Runs two writes, and one job before them.
@@ -222,6 +222,7 @@ class Transaction(_Side):
             SchemaMismatchError: a table lacks a property, or the frame isn't a change feed.
             OmnigraphError: as `OmniGraph.write`.
         """
+        from omnigraph_spark.manifest.snapshot import load
         from omnigraph_spark.spark import frames
 
         if self.skipped:
@@ -244,6 +245,8 @@ class Transaction(_Side):
                     text = ", ".join(texts[name] for name in sorted(names & {*texts}))
                     write_options = {option: text, **write_options} if text else write_options
                 self.write(written, mode="merge", **write_options)
+            there = load(self._graph._store(), self.branch).tables
+            gone = {key: frame for key, frame in gone.items() if key in there}
             if gone:
                 self.write(gone, mode="delete")
         finally:

@@ -148,6 +148,19 @@ def test_a_change_feed_applied_span_by_span_makes_an_equal_graph(
         assert rows(copy, key) == rows(store, key), key
 
 
+def test_a_feed_whose_rows_of_a_table_all_went_again_makes_no_table_of_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    store = new_graph(Storage.at(str(tmp_path / "source")), [PERSON])
+    write(store, {COMPANY: ["x"]})
+    write(store, {COMPANY: ["x"]}, writeMode="delete")
+    copy = Storage.at(str(tmp_path / "copy"))
+    with OmniGraph.for_path(spark, copy.root).transaction() as t:
+        t.apply(OmniGraph.for_path(spark, store.root).changes(1))
+    assert list(load(copy).tables) == [PERSON]
+    assert rows(copy, PERSON) == rows(store, PERSON)
+
+
 def rows(store: Storage, key: str) -> list[dict[str, object]]:
     entry = load(store).entry(key)
     table = store.dataset(entry.location, entry.table_branch, entry.table_version).to_table()
