@@ -134,8 +134,8 @@ def _values_differ(
     shared = [name for name in after.schema.names if name in known and name != "id"]
     new = [name for name in after.schema.names if name not in known]
     with translated(f"Comparing rows of {target.table_key} with those that were read"):
-        now = after._take_rows(pa.array(rows, pa.uint64()), columns=[*shared, *new] or ["id"])
-        old = before._take_rows(pa.array(rows_before, pa.uint64()), columns=shared or ["id"])
+        now = after._take_rows(rows.tolist(), columns=[*shared, *new] or ["id"])
+        old = before._take_rows(rows_before.tolist(), columns=shared or ["id"])
     found = np.zeros(len(rows), dtype=bool)
     for name in shared:
         one, other = now[name].combine_chunks(), old[name].combine_chunks()

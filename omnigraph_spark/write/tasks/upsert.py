@@ -248,7 +248,7 @@ class _Task:
                 for name in nullable_blobs(self._dataset.schema):
                     rows = _empty_as_null(rows, name)
             else:
-                rows = self._dataset._take_rows(wanted, columns=names)
+                rows = self._dataset._take_rows(keys.tolist(), columns=names)
         rows = rows.select(names).rename_columns(self._stored_schema.names)
         (batch,) = rows.combine_chunks().to_batches()
         return to_table_batch(batch, self._stored_schema, self._target.table_key)
