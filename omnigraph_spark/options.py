@@ -147,6 +147,9 @@ OPTIONS: tuple[Option, ...] = (
            "write over what others wrote since the frame was read"),
     Option("branchFrom", text, None, (WRITE,),
            "create `branch` from this ref if it is missing: `dev`, `dev@7`, a tag, a commit id"),
+    Option("graphFormat", choice("2", "6"), None, (WRITE,),
+           "the form of a graph that the write makes: `2`, or `6`, that of engine 0.9; without it"
+           " `2`. A graph that is there keeps its form"),
     Option("actor", text, None, (WRITE,), "who made the commit, recorded with it"),
     Option("userMetadata", any_text, None, (WRITE,), "free text recorded with the commit"),
     Option("txnAppId", text, None, (WRITE,),
@@ -383,6 +386,7 @@ class WriteOptions:
     replace_where: str | None
     bad_records_path: str | None
     branch_from: str | None
+    graph_format: int | None
     actor: str | None
     user_metadata: str | None
     txn: tuple[str, int] | None
@@ -445,6 +449,9 @@ class WriteOptions:
             replace_where=parsed.get("replaceWhere"),
             bad_records_path=parsed.get("badRecordsPath"),
             branch_from=parsed.get("branchFrom"),
+            graph_format=None
+            if parsed.get("graphFormat") is None
+            else int(parsed.get("graphFormat")),
             actor=parsed.get("actor"),
             user_metadata=parsed.get("userMetadata"),
             txn=None

@@ -18,6 +18,8 @@ COMMIT = "graph_commit"
 HEAD = "graph_head"
 OURS = "omnigraph_spark"
 """Key in a version row's `metadata` JSON that holds what this connector adds."""
+EDGE_KEY = "edge_key"
+"""Key in our part of that: the columns that the ids of an edge table's edges are made from."""
 OPTIMIZE, INDEX, HEAL = "optimize", "index", "heal"
 """Modes of publishes that change no row: the versions that they make hold what those below hold."""
 

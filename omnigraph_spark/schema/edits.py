@@ -6,6 +6,7 @@ Each function may be applied again to its own result and then changes nothing.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from omnigraph_spark.errors import UnsupportedError
@@ -21,6 +22,7 @@ Span = tuple[int, int]
 class _Place:
     """Where a type's parts stand; `close` is its closing brace, None for an edge without a body."""
 
+    begin: int = 0
     end: int = 0
     close: int | None = None
     properties: dict[str, Span] = field(default_factory=dict)
@@ -79,6 +81,16 @@ def drop_properties(text: str, table_key: str, names: frozenset[str]) -> str:
     return text
 
 
+def drop_types(text: str, table_keys: frozenset[str]) -> str:
+    """Return `text` without some types; what people wrote between types stays."""
+    locating = _Locating(text)
+    locating.schema()
+    spans = [(p.begin, p.end) for key, p in locating.places.items() if key in table_keys]
+    for span in sorted(spans, reverse=True):
+        text = _without(text, span)
+    return text
+
+
 def _place(text: str, table_key: str) -> _Place:
     parser = _Locating(text)
     parser.schema()
@@ -112,7 +124,7 @@ class _Locating(Parser):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._end = 0  # behind the last token
+        self._begin = self._end = 0  # of the last token
         self._now = _Place()
         self.places: dict[str, _Place] = {}
 
@@ -120,14 +132,18 @@ class _Locating(Parser):
         self._end = self._at
         super()._skip()
 
+    def _take(self, pattern: re.Pattern[str], expected: str) -> str:
+        self._begin = self._at
+        return super()._take(pattern, expected)
+
     def _node(self) -> NodeType:
-        self._now = _Place()
+        self._now = _Place(self._begin)
         found = super()._node()
         self._placed(found.table_key)
         return found
 
     def _edge(self) -> EdgeType:
-        self._now = _Place()
+        self._now = _Place(self._begin)
         found = super()._edge()
         self._placed(found.table_key)
         return found

@@ -205,7 +205,7 @@ def add_types(storage: Storage, new: EngineSchema, text: str | None = None) -> N
     if not new.types():
         _agree_if_possible(storage, text)
         return
-    change(storage, lambda text: _merged(text, new))
+    change(storage, lambda text: merged(text, new))
 
 
 def change(storage: Storage, changed: Callable[[str | None], str | None]) -> None:
@@ -268,7 +268,7 @@ def repair(storage: Storage, known: EngineSchema | None = None) -> bool:
         return True
     lost = EngineSchema.of(one for one in known.types() if not _has_type(text, one))
     if lost.types():
-        change(storage, lambda there: _merged(there, lost))
+        change(storage, lambda there: merged(there, lost))
         return True
     if text is None or _agree(storage, text):
         return False
@@ -367,8 +367,12 @@ def _put_all(storage: Storage, text: str, changed: bool) -> None:
     storage.put(layout.SCHEMA_STATE, state.encode("utf-8"))
 
 
-def _merged(text: str | None, new: EngineSchema) -> str:
-    """Return the text of `_schema.pg` with the types that it lacks behind it."""
+def merged(text: str | None, new: EngineSchema) -> str:
+    """Return the text of `_schema.pg` with the types that it lacks behind it; pure.
+
+    Raises:
+        SchemaMismatchError, OptionError: as `add_types`.
+    """
     added = types_to_add(parse_pg(text or ""), new)
     if not added:
         return text or ""

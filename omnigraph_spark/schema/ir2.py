@@ -1,6 +1,6 @@
 """The JSON files of the newer engines: `_schema.ir.json` version 2, `__schema_state.json` format 2.
 
-Pure functions over text (docs/internals/format.md, "Newer formats"). Every type, property and table
+Pure functions over text (docs/internals/format.md, "Newer stamps"). Every type, property and table
 has an id there, from one counter per graph that never goes back; the folder of a table is named by
 two of them. So ids are taken over from the file that is there, by kind and name or as `renamed`
 says, and only what is new gets new ones, in the engine's order: types (interfaces, nodes, edges, by

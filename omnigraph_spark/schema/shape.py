@@ -1,6 +1,6 @@
 """The shape of a schema: all that it says, without the ids of the newer engines.
 
-Pure functions over plain data (docs/internals/format.md, "Newer formats"). Graphs of stamp 5 and
+Pure functions over plain data (docs/internals/format.md, "Newer stamps"). Graphs of stamp 5 and
 later keep a hash of it beside the hash of the IR: `_schema.pg` must compile to the same shape.
 Types and properties are in the order of their names, enum values sorted, rules by kind and columns,
 annotations by their JSON; all of it as the engine's own code does, since the hash is over the text.

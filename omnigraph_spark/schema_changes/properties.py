@@ -22,7 +22,8 @@ from omnigraph_spark.errors import (
     SchemaMismatchError,
     UnsupportedError,
 )
-from omnigraph_spark.manifest import known_types
+from omnigraph_spark.history import commits, schema_apply
+from omnigraph_spark.manifest import formats, known_types
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.refs import property_files
@@ -46,7 +47,7 @@ from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write import shared
 from omnigraph_spark.write.commit import commit_check
 from omnigraph_spark.write.commit.commit import Committed, commit, remember_types
-from omnigraph_spark.write.plan import ALTER, TableTarget, WritePlan, head, plan_write
+from omnigraph_spark.write.plan import ALTER, CREATE, TableTarget, WritePlan, head, plan_write
 
 _log = logging.getLogger(__name__)
 
@@ -330,7 +331,14 @@ def add_table(
         if name not in columns.names
     ]
     plan = plan_frames(options, {table: StructType([*fixed, *columns.fields])})
+    if plan.targets[table].mode != CREATE:  # a new graph, or one of a newer engine: it is made
+        done = commits.head(storage, plan.branch)
+        return Committed(done.graph_commit_id if done else plan.publish_id, _version(storage, plan))
     return commit(replace(plan, expected={**plan.expected, table: 0}), [])
+
+
+def _version(storage: Storage, plan: WritePlan) -> int:
+    return load(storage, plan.branch).graph_version
 
 
 def drop_table(storage: Storage, options: WriteOptions, tables: Iterable[str]) -> Committed:
@@ -343,7 +351,6 @@ def drop_table(storage: Storage, options: WriteOptions, tables: Iterable[str]) -
         CommitTimeoutError, PublishOutcomeUnknown, StorageError: as a write.
     """
     snapshot = head(storage, options)
-    shared.refuse_schema_change(storage, "Dropping tables")
     named = list(dict.fromkeys(tables))
     if not named:
         raise OptionError("No table to drop was named", expected="node:Person, edge:Knows, …")
@@ -351,6 +358,12 @@ def drop_table(storage: Storage, options: WriteOptions, tables: Iterable[str]) -
         snapshot.entry(name if ":" in name else snapshot.resolve(name)).table_key for name in named
     ]
     commit_check.refuse_stranded(keys, snapshot, known_types.known(storage, snapshot).schema)
+    if formats.of_graph(storage).has_identities:
+        versions = {key: snapshot.version(key) for key in keys}
+        commit_id, published = schema_apply.drop_tables(
+            storage, versions, options.actor, options.orphan_grace_seconds
+        )
+        return Committed(commit_id, published.graph_version)
     plan = plan_write(storage, options, {})
     return commit(
         replace(

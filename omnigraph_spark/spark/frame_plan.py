@@ -20,6 +20,8 @@ from omnigraph_spark.errors import (
     SchemaMismatchError,
     TableNotFoundError,
 )
+from omnigraph_spark.history import new_graph, schema_apply
+from omnigraph_spark.manifest import formats
 from omnigraph_spark.manifest.snapshot import Snapshot, load
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.read import user_filter
@@ -214,7 +216,40 @@ def _plan_tables(
     known: Definitions | None,
     carrier: StructType | None = None,
 ) -> WritePlan:
-    """Plan tables and check the frames (`written`; None: later) against those that exist."""
+    """Plan tables, and check the frames (`written`; None: later) against those that exist.
+
+    Where the graph is to be made with its tables, or its tables are added in a commit of their own,
+    that is done once all else is checked.
+    """
+    form = options.graph_format
+    missing = form is not None and new_graph.is_missing(storage, form)
+    plan = _planned(storage, snapshot, options, written, definitions, known, carrier)
+    keys = {key: target.edge_key for key, target in plan.targets.items()}
+    if missing and form == new_graph.OF_TODAY:
+        new_graph.make(storage, plan.new_types, keys)
+    elif plan.new_types.types() and formats.of_graph(storage).has_identities:
+        schema_apply.add_tables(
+            storage,
+            plan.new_types,
+            edge_keys=keys,
+            actor=options.actor,
+            grace_seconds=options.orphan_grace_seconds,
+        )
+    else:
+        return plan
+    there = head(storage, options)
+    return _planned(storage, there, options, written, definitions, known, carrier)
+
+
+def _planned(
+    storage: Storage,
+    snapshot: Snapshot,
+    options: WriteOptions,
+    written: Mapping[str, StructType | None],
+    definitions: Mapping[str, StructType],
+    known: Definitions | None,
+    carrier: StructType | None,
+) -> WritePlan:
     _refuse_unwritten(options, written)
     new = {
         key: _new_table(key, definitions[key], options, known)

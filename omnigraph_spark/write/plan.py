@@ -24,7 +24,7 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.integrity import rules
 from omnigraph_spark.integrity.rules import Integrity
-from omnigraph_spark.manifest import crash_records, known_types, migrations
+from omnigraph_spark.manifest import crash_records, known_types, migrations, schema_lock
 from omnigraph_spark.manifest.snapshot import (
     Snapshot,
     TableEntry,
@@ -367,6 +367,7 @@ def head(storage: Storage, options: WriteOptions) -> Snapshot:
     migrations.refuse_newer(manifest)
     if layout.lance_branch(branch) is not None:
         refuse_moved(storage, branch)
+    schema_lock.recover(storage, options.orphan_grace_seconds)
     crash_records.refuse_foreign(storage)
     if branch != options.branch:
         return replace(origin, branch=options.branch, graph_version=_NO_BRANCH)
@@ -392,7 +393,6 @@ def _target(
             hint="Write that one table with option table, or a frame made by omnigraph_spark.pack",
             table_key=key,
         )
-    shared.refuse_schema_change(storage, f"Making the table {key}")
     engine_type = of_arrow(key, new.schema, new.key, new.endpoints, new.carried)
     if isinstance(engine_type, EdgeType):
         for end in (engine_type.source, engine_type.target):

@@ -14,14 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from omnigraph_spark.manifest.rows import EDGE_KEY as EDGE_KEY
 from omnigraph_spark.manifest.rows import HEAL, INDEX, OPTIMIZE, OURS, TOMBSTONE, VERSION
 from omnigraph_spark.manifest.snapshot import TableEntry
 
 FRAMES = "frames"
 """Key of this connector's part of a version row: the names of the frames that were written."""
-
-EDGE_KEY = "edge_key"
-"""The same, of a table whose edges' ids are made from these columns."""
 
 Span = tuple[str | None, int, str | None, int]
 """Changes of others to a table: Lance branch and version before them, and after them.

@@ -84,6 +84,7 @@ def test_every_option_of_the_design_is_declared() -> None:
         "pushDownFilters",  # not in the design: docs/push_down.md
         "keys",
         "branchFrom",
+        "graphFormat",
         "metadata",
         "schema",
         "actor",

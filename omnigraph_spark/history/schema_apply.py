@@ -1,0 +1,201 @@
+"""Add and drop tables of a graph of today's engines: a commit of its own, with the schema files.
+
+There the files name exactly the tables that are published, on every branch, and each table's folder
+is named by ids that the IR hands out. So a change holds the lock (`manifest/schema_lock.py`), makes
+the new tables without rows, lays the new files beside the old, publishes, and puts the files in
+their place. A process that dies before its publish has changed nothing, one that dies after it has
+changed all: the next write, or the engine's next command, tidies up. Runs on the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from omnigraph_spark import _faults
+from omnigraph_spark import schema as engine_schema
+from omnigraph_spark.errors import (
+    CorruptManifestError,
+    OmnigraphError,
+    PublishOutcomeUnknown,
+)
+from omnigraph_spark.history import new_graph
+from omnigraph_spark.manifest import schema_lock
+from omnigraph_spark.manifest.publisher import Publish, Published, publish
+from omnigraph_spark.manifest.rows import (
+    EDGE_KEY,
+    OURS,
+    Identity,
+    ManifestRow,
+    TombstoneRow,
+)
+from omnigraph_spark.manifest.snapshot import Snapshot, load
+from omnigraph_spark.schema import edits, ir2
+from omnigraph_spark.schema.model import EngineSchema
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.store import Storage
+
+_log = logging.getLogger(__name__)
+Rows = Callable[[Snapshot, Mapping[str, Identity]], list[ManifestRow]]
+"""Makes the tables of a change, and returns the rows of its publish."""
+
+
+def add_tables(
+    storage: Storage,
+    types: EngineSchema,
+    *,
+    edge_keys: Mapping[str, Sequence[str]],
+    actor: str | None,
+    grace_seconds: float,
+) -> None:
+    """Add tables without rows for types that the graph lacks; those that are there stay.
+
+    Raises:
+        UnsupportedError: the graph has other branches, or a column is none that the engine knows.
+        RecoveryPendingError: another process changes the schema.
+        SchemaMismatchError, OptionError: a type that can't be, or there is another of its name.
+        CorruptManifestError: the schema files contradict each other or the tables.
+        PublishOutcomeUnknown, RowLevelCasContention, StorageError: as a publish.
+    """
+    new_graph.refuse_unspellable(types)
+    commit_id = new_ulid()
+    marks = {"publish_id": commit_id, "mode": "append", "rows_added": 0, "rows_removed": 0}
+
+    def made(_: Snapshot, pairs: Mapping[str, Identity]) -> list[ManifestRow]:
+        rows: list[ManifestRow] = []
+        for key, pair in pairs.items():
+            one = types.of_table(key)
+            if one is None:
+                raise CorruptManifestError(f"{layout.SCHEMA_IR} names {key}, which has no table")
+            ours: dict[str, Any] = dict(marks)
+            if edge_keys.get(key):
+                ours[EDGE_KEY] = list(edge_keys[key])
+            rows += new_graph.empty_table(storage, one, pair, ours)
+        return rows
+
+    def changed(text: str) -> str:
+        return engine_schema.merged(text, types)
+
+    _apply(storage, commit_id, changed, made, {}, actor, grace_seconds)
+
+
+def drop_tables(
+    storage: Storage, expected: Mapping[str, int], actor: str | None, grace_seconds: float
+) -> tuple[str, Published]:
+    """Drop tables, each at its expected version; their folders stay for older graph versions.
+
+    Returns the id of the commit, and what was published.
+
+    Raises:
+        ExpectedVersionMismatch: one of them has another version; nothing was dropped.
+        UnsupportedError, RecoveryPendingError, CorruptManifestError, PublishOutcomeUnknown,
+        RowLevelCasContention, StorageError: as `add_tables`.
+    """
+    commit_id = new_ulid()
+
+    def gone(snapshot: Snapshot, _: Mapping[str, Identity]) -> list[ManifestRow]:
+        found: list[ManifestRow] = []
+        for key in sorted(expected):
+            entry = snapshot.entry(key)
+            told = {"publish_id": commit_id, "mode": "alter", "rows_added": 0}
+            told["rows_removed"] = entry.row_count
+            # The number that the engine seals a table with, above all that were published.
+            found.append(TombstoneRow(key, snapshot.floors[key] + 1, {OURS: told}))
+        return found
+
+    def changed(text: str) -> str:
+        return edits.drop_types(text, frozenset(expected))
+
+    return commit_id, _apply(storage, commit_id, changed, gone, expected, actor, grace_seconds)
+
+
+def _apply(
+    storage: Storage,
+    commit_id: str,
+    changed: Callable[[str], str],
+    rows: Rows,
+    expected: Mapping[str, int],
+    actor: str | None,
+    grace_seconds: float,
+) -> Published:
+    with schema_lock.held(storage, commit_id, grace_seconds):
+        try:
+            published = _published(storage, commit_id, changed, rows, expected, actor)
+        except PublishOutcomeUnknown:
+            raise
+        except OmnigraphError:
+            _ended(storage, schema_lock.undo)
+            raise
+        # From here on the change is done: what fails is finished by the next write.
+        _ended(storage, schema_lock.settle)
+        return published
+
+
+def _published(
+    storage: Storage,
+    commit_id: str,
+    changed: Callable[[str], str],
+    rows: Rows,
+    expected: Mapping[str, int],
+    actor: str | None,
+) -> Published:
+    snapshot = load(storage)
+    text, ir_text = _files(storage, snapshot)
+    new_text = changed(text)
+    if new_text == text:
+        return Published(snapshot.graph_version, skipped=True)
+    new_ir = ir2.changed_ir(engine_schema.parse_pg(new_text), ir_text)
+    ids = ir2.table_ids(ir2.document(new_ir))
+    pairs = {key: Identity(one.stable, one.incarnation) for key, one in ids.items()}
+    fresh = {key: pair for key, pair in pairs.items() if key not in snapshot.identities}
+    schema_lock.remove_unpublished(storage, dict(snapshot.identities))
+    changes = rows(snapshot, fresh)
+    _faults.point("schema_apply.tables_made")
+    _stage(storage, new_text, new_ir)
+    _faults.point("schema_apply.staged")
+    asked = Publish(layout.MAIN, commit_id, tuple(changes), expected, actor=actor)
+    published = publish(storage, asked)
+    _faults.point("schema_apply.published")
+    return published
+
+
+def _ended(storage: Storage, tidy: Callable[[Storage], None]) -> None:
+    """Tidy up and drop the lock, which stays where that fails: it says that something is left."""
+    try:
+        tidy(storage)
+        schema_lock.release(storage)
+    except OmnigraphError as error:
+        _log.warning("a change of the schema left its lock, for the next write: %s", error)
+
+
+def _files(storage: Storage, snapshot: Snapshot) -> tuple[str, str]:
+    """Return `_schema.pg` and the IR if they agree with each other and with the tables."""
+    texts = [storage.get(name) for name in layout.SCHEMA_FILES]
+    pg, ir_text, state = (None if one is None else one.decode("utf-8") for one in texts)
+    if pg is None or ir_text is None or state is None:
+        raise CorruptManifestError(
+            "A schema file of the graph is missing",
+            expected=", ".join(layout.SCHEMA_FILES),
+            hint="Bring it back from a copy of the graph; the engine refuses it without",
+        )
+    what = ir2.disagreement(engine_schema.parse_pg(pg), ir_text, state)
+    ids = ir2.table_ids(ir2.document(ir_text))
+    pairs = {key: Identity(one.stable, one.incarnation) for key, one in ids.items()}
+    if what is None and pairs != dict(snapshot.identities):
+        what = f"{layout.SCHEMA_IR} names other tables than __manifest"
+    if what is not None:
+        raise CorruptManifestError(
+            f"The schema files can't be changed: {what}",
+            expected="three files that agree with each other and with the tables",
+            hint="Nothing was changed. Open the graph with the engine, or bring the files back from"
+            " a copy of the graph",
+        )
+    return pg, ir_text
+
+
+def _stage(storage: Storage, text: str, ir_text: str) -> None:
+    contents = (text, ir_text, ir2.state_json(ir_text))
+    for path, content in zip(schema_lock.STAGED, contents, strict=True):
+        storage.put(path, content.encode("utf-8"))

@@ -1,0 +1,238 @@
+"""The lock of a schema change in graphs of today's engines, and what a dead holder of ours left.
+
+While the branch `__schema_apply_lock__` of `__manifest` is there, neither the engine nor this
+connector begins a write. Ours names its holder in the branch's metadata, whose record is renewed
+while it lives; so a lock of a process that died is distinguished from an engine's and removed, with
+its files: where the publish of its change has landed the change is finished, else it is undone.
+Runs on the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+
+from omnigraph_spark import _faults
+from omnigraph_spark.errors import (
+    OmnigraphError,
+    PublishOutcomeUnknown,
+    RecoveryPendingError,
+    UnsupportedError,
+)
+from omnigraph_spark.manifest import crash_records, formats
+from omnigraph_spark.manifest.crash_records import Heartbeat
+from omnigraph_spark.manifest.rows import OURS, Identity
+from omnigraph_spark.manifest.snapshot import branch_names, load, open_main
+from omnigraph_spark.schema import ir2
+from omnigraph_spark.schema.pg import parse_pg
+from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.storage.store import Storage
+
+STAGED = tuple(f"{name}.staging" for name in layout.SCHEMA_FILES)
+"""What the schema files are to become, where engines look for it."""
+_POLL_SECONDS = 0.05
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def held(storage: Storage, holder: str, grace_seconds: float) -> Iterator[None]:
+    """Hold the lock; `holder` is a ULID of its own.
+
+    It stays after `PublishOutcomeUnknown`, and after a process that dies: `recover` removes it.
+
+    Raises:
+        UnsupportedError: the graph has other branches, which share the schema.
+        RecoveryPendingError: another process changes the schema, or an engine's record is there.
+        StorageError: the store failed.
+    """
+    recover(storage, grace_seconds)
+    _refuse_branches(storage)
+    crash_records.refuse_foreign(storage, grace_seconds)
+    with Heartbeat(storage, holder, grace_seconds) as heartbeat:
+        heartbeat.record(layout.MAIN, (), None)
+        _take(storage, holder)
+        try:
+            _refuse_branches(storage)
+        except OmnigraphError:
+            release(storage)
+            heartbeat.remove()
+            raise
+        _faults.point("schema_lock.taken")
+        try:
+            yield
+        except PublishOutcomeUnknown:
+            raise
+        except OmnigraphError:
+            with suppress(OmnigraphError):
+                heartbeat.remove()
+            raise
+        heartbeat.remove()
+
+
+def release(storage: Storage) -> None:
+    """Drop the lock.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    with translated(f"Dropping {layout.SCHEMA_LOCK}"):
+        open_main(storage).branches.delete(layout.SCHEMA_LOCK)
+
+
+def _take(storage: Storage, holder: str) -> None:
+    main = open_main(storage)
+    try:
+        main.create_branch(layout.SCHEMA_LOCK, int(main.version))
+        main.branches.replace_metadata(layout.SCHEMA_LOCK, {OURS: holder})
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _pending() from error
+    if _holder(storage) != holder:
+        raise _pending()
+
+
+def _refuse_branches(storage: Storage) -> None:
+    others = [name for name in branch_names(open_main(storage)) if name != layout.MAIN]
+    if others:
+        raise UnsupportedError(
+            "The tables and properties of this graph can't be changed while it has other branches:"
+            " all branches share one schema",
+            expected="main alone",
+            found=", ".join(others)[:300],
+            hint="Nothing was changed. Merge and delete the branches first; the engine asks for"
+            " the same",
+        )
+
+
+def recover(storage: Storage, grace_seconds: float) -> bool:
+    """Finish or undo the schema change of a process of ours that died; return whether one had.
+
+    A holder that renews its record within the grace lives.
+
+    Raises:
+        RecoveryPendingError: it lives, or what it left fits neither before nor after its change.
+        StorageError: the store failed.
+    """
+    holder = _holder(storage)
+    if holder is None:
+        return False
+    end = time.monotonic() + grace_seconds
+    seen = crash_records.renewed_at(storage, holder)
+    while time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+        if _holder(storage) != holder:
+            return False
+        if _renewed(storage, holder, seen):
+            raise _pending()
+    _log.warning("a change of the schema by %s died; finishing or undoing it", holder)
+    settle(storage)
+    release(storage)
+    crash_records.delete(storage, holder)
+    return True
+
+
+def _renewed(storage: Storage, holder: str, seen: datetime | None) -> bool:
+    now = crash_records.renewed_at(storage, holder)
+    return now is not None and now != seen
+
+
+def settle(storage: Storage) -> None:
+    """Make the schema files agree with what is published, under the lock; leave no staged ones.
+
+    Raises:
+        RecoveryPendingError: the tables are neither those before nor those after the change.
+        StorageError: the store failed.
+    """
+    published = dict(load(storage).identities)
+    live = [storage.get(name) for name in layout.SCHEMA_FILES]
+    staged = [storage.get(path) for path in STAGED]
+    whole = [live[n] if one is None else one for n, one in enumerate(staged)]
+    if whole != live and _tables(whole) == published:  # the publish has landed
+        for name, data in zip(layout.SCHEMA_FILES, whole, strict=True):
+            storage.put(name, data or b"")
+    elif _tables(live) != published:
+        raise _pending()
+    storage.delete_many(STAGED)
+    remove_unpublished(storage, published)
+
+
+def undo(storage: Storage) -> None:
+    """Take back what a change whose publish didn't land has made, under the lock.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    storage.delete_many(STAGED)
+    remove_unpublished(storage, dict(load(storage).identities))
+
+
+def remove_unpublished(storage: Storage, published: dict[str, Identity]) -> None:
+    """Delete folders of tables that were made and never published; only under the lock.
+
+    Their ids are above all that were ever given: the next change gives them again, and both engines
+    refuse a folder that is there already.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    ir_text = storage.get(layout.SCHEMA_IR)
+    if ir_text is None:
+        return
+    above = ir2.document(ir_text.decode("utf-8"))["next_identity_id"]
+    kept = {one.location(key) for key, one in published.items()}
+    for kind in layout.TABLE_FOLDERS:
+        for name in storage.folders(kind):
+            location = f"{kind}/{name.rstrip('/').rpartition('/')[2]}"
+            if location not in kept and _incarnation(location) >= above:
+                storage.delete_many([info.path for info in storage.list(location)])
+                if storage.is_local():
+                    shutil.rmtree(storage.uri(location), ignore_errors=True)
+
+
+def _incarnation(location: str) -> int:
+    try:
+        return int(location.rpartition("-")[2], 16)
+    except ValueError:
+        return 0
+
+
+def _tables(files: list[bytes | None]) -> dict[str, Identity] | None:
+    """Return the ids of the tables that schema files name, None where they don't agree."""
+    texts = [None if one is None else one.decode("utf-8", "replace") for one in files]
+    pg, ir_text, state = texts
+    if pg is None or ir_text is None or state is None:
+        return None
+    try:
+        if ir2.disagreement(parse_pg(pg), ir_text, state) is not None:
+            return None
+        found = ir2.table_ids(ir2.document(ir_text))
+    except OmnigraphError:
+        return None
+    return {key: Identity(one.stable, one.incarnation) for key, one in found.items()}
+
+
+def _holder(storage: Storage) -> str | None:
+    """Return who of ours holds the lock, None where nobody does, or an engine."""
+    if not formats.of_graph(storage).has_identities:
+        return None
+    with translated("Listing the branches of __manifest"):
+        found = open_main(storage).branches.list().get(layout.SCHEMA_LOCK)
+    if found is None:
+        return None
+    told = found.get("metadata") or {}
+    holder = told.get(OURS)
+    return holder if isinstance(holder, str) else None
+
+
+def _pending() -> RecoveryPendingError:
+    return RecoveryPendingError(
+        "Another process is changing the schema of this graph, or died at it",
+        expected=f"no branch {layout.SCHEMA_LOCK} in __manifest",
+        hint="Nothing was written. Try again; if no engine and no other process works on the graph,"
+        f" delete the branch {layout.SCHEMA_LOCK} of __manifest",
+    )
