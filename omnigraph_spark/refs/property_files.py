@@ -43,10 +43,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What `forget` took out of a type: properties, and the rules that named them."""
+    """What `forget` took out of a type: properties, and the rules that named them.
+
+    `order` are all properties that the type had, in their order.
+    """
 
     properties: tuple[Property, ...] = ()
     rules: tuple[Constraint, ...] = ()
+    order: tuple[str, ...] = ()
 
 
 def forget(storage: Storage, table_key: str, names: frozenset[str]) -> Forgotten:
@@ -68,6 +72,7 @@ def forget(storage: Storage, table_key: str, names: frozenset[str]) -> Forgotten
     return Forgotten(
         tuple(one for one in there.properties if one.name in names),
         tuple(rule for rule in there.rules if names & set(rule.columns)),
+        tuple(one.name for one in there.properties),
     )
 
 
@@ -75,17 +80,19 @@ def name_added(
     storage: Storage,
     properties: Mapping[str, tuple[Property, ...]],
     rules: Mapping[str, tuple[Constraint, ...]] | None = None,
+    orders: Mapping[str, tuple[str, ...]] | None = None,
 ) -> None:
     """Name columns as properties in the schema files, those that the table has on every branch.
 
-    `rules` of the same tables come with them, where all columns that they name are properties. May
-    be called again, and names then what was left out before.
+    `rules` of the same tables come with them, where all columns that they name are properties.
+    `orders` are where among a type's properties they belong; others come last. May be called
+    again, and names then what was left out before.
 
     Raises:
         CorruptManifestError, UnsupportedError: the files can't be changed by this version.
         StorageError: the store failed.
     """
-    of_rules = rules or {}
+    of_rules, order = rules or {}, orders or {}
     schema = engine_schema.read(storage) or EngineSchema()
     properties = {
         key: tuple(one for one in new if not _is_named(schema, key, one))
@@ -100,7 +107,7 @@ def name_added(
             text = (
                 text
                 if text is None
-                else edits.add_properties(text, key, new, of_rules.get(key, ()))
+                else edits.add_properties(text, key, new, of_rules.get(key, ()), order.get(key, ()))
             )
         return text
 
@@ -204,7 +211,12 @@ def quietly_name(storage: Storage, what: Mapping[str, Forgotten]) -> None:
     if not properties:
         return
     try:
-        name_added(storage, properties, {key: one.rules for key, one in what.items()})
+        name_added(
+            storage,
+            properties,
+            {key: one.rules for key, one in what.items()},
+            {key: one.order for key, one in what.items()},
+        )
     except OmnigraphError as error:
         _log.warning("The schema files don't name all columns of %s: %s", ", ".join(what), error)
 

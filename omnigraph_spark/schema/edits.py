@@ -34,8 +34,11 @@ def add_properties(
     table_key: str,
     properties: tuple[Property, ...],
     rules: tuple[Constraint, ...] = (),
+    order: tuple[str, ...] = (),
 ) -> str:
     """Return `text` with the properties and rules that a type lacks at the end of its body.
+
+    Properties that `order` names stand before the first of those that it names after them.
 
     A rule is left out if it names a property that the type doesn't have then, a type if the text
     doesn't have it: its table is unknown to the engine as a whole.
@@ -49,6 +52,11 @@ def add_properties(
     more = [r for r in rules if r not in there.rules and known >= set(r.columns)]
     if not (new or more):
         return text
+    for one in reversed(new):
+        text, is_placed = _before(text, table_key, one, order)
+        new = [other for other in new if other is not one] if is_placed else new
+    if not (new or more):
+        return text
     place = _place(text, table_key)
     rendered = [*map(render_property, new), *map(render_rule, more)]
     lines = "".join(f"    {one}\n" for one in rendered)
@@ -58,6 +66,19 @@ def add_properties(
     if not text[line : place.close].strip():
         return f"{text[:line]}{lines}{text[line:]}"
     return f"{text[: place.close].rstrip()}\n{lines}{text[place.close :]}"
+
+
+def _before(text: str, table_key: str, one: Property, order: tuple[str, ...]) -> tuple[str, bool]:
+    """Return `text` with a property before those that `order` has after it, if any is there."""
+    following = order[order.index(one.name) + 1 :] if one.name in order else ()
+    place = _place(text, table_key)
+    behind = next((name for name in following if name in place.properties), None)
+    if behind is None:
+        return text, False
+    begin, _ = place.properties[behind]
+    space = text[text.rfind("\n", 0, begin) + 1 : begin]
+    space = "    " if space.strip() else space
+    return f"{text[:begin]}{render_property(one)}\n{space}{text[begin:]}", True
 
 
 def drop_properties(text: str, table_key: str, names: frozenset[str]) -> str:

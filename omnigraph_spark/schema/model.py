@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from omnigraph_spark.errors import OptionError, SchemaMismatchError
-from omnigraph_spark.schema import property_types
+from omnigraph_spark.schema import column_order, property_types
 from omnigraph_spark.schema.property_types import EngineType
 from omnigraph_spark.storage import layout
 
@@ -194,6 +194,8 @@ def of_arrow(
 ) -> NodeType | EdgeType:
     """Return the engine's type of a table with this Arrow schema; pure, on the driver.
 
+    Its properties stand in the order in which the columns are shown.
+
     Columns that the engine can't type or name are left out and reported in `left_out`:
     the caller logs them and makes the table with `table_schema`, where they are nullable.
 
@@ -212,7 +214,7 @@ def of_arrow(
     check_type_name(name)
     properties: list[Property] = []
     left_out: list[LeftOut] = []
-    for column in schema:
+    for column in column_order.as_shown(schema, kind == layout.EDGE):
         if column.name in SYSTEM_COLUMNS[kind]:
             continue
         found = engine_type_of(column, carried or {})

@@ -275,6 +275,7 @@ def _part(one: NodeType | EdgeType | None, names: frozenset[str]) -> Forgotten:
     return Forgotten(
         tuple(p for p in one.properties if p.name in names),
         tuple(rule for rule in one.rules if names & set(rule.columns)),
+        tuple(p.name for p in one.properties),
     )
 
 
@@ -301,7 +302,8 @@ def _under(forgotten: Forgotten, names: Mapping[str, str | None], schema: pa.Sch
         if None not in columns:
             kept = tuple(name for name in columns if name is not None)
             rules.append(Constraint(rule.kind, kept, rule.bounds, rule.pattern))
-    return Forgotten(tuple(properties), tuple(rules))
+    order = tuple(names.get(name) or name for name in forgotten.order)
+    return Forgotten(tuple(properties), tuple(rules), order)
 
 
 def add_table(

@@ -22,6 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.arrow.frame_batches import TABLE, Ownership, assemble
 from omnigraph_spark.arrow.to_spark import scan_options, to_spark_batch
 from omnigraph_spark.errors import SchemaMismatchError, StorageError, at_spark
@@ -61,11 +62,12 @@ def feed_tables(storage: Storage, feed: Feed, max_bytes: int) -> dict[str, Struc
         StorageError: a table version isn't there, or the store failed.
     """
     planner = Planner(storage, max_bytes)
-    tables = {key: table_struct(key, planner.schema(e)) for key, e in feed.tables.items()}
+    engine = engine_schema.read_if_sound(storage)
+    tables = {key: table_struct(key, planner.schema(e), engine) for key, e in feed.tables.items()}
     for change in feed.changes:
         for entry in (change.before, change.after):
             if entry is not None:
-                older = table_struct(change.table_key, planner.schema(entry))
+                older = table_struct(change.table_key, planner.schema(entry), engine)
                 tables[change.table_key] = spark_types.with_columns_of(
                     tables[change.table_key],
                     older,

@@ -25,6 +25,7 @@ from omnigraph_spark.manifest import formats
 from omnigraph_spark.manifest.snapshot import Snapshot, load
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.read import user_filter
+from omnigraph_spark.schema import column_order
 from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.schema.property_types import EngineType
 from omnigraph_spark.spark import edge_keys, field_metadata, frames, merge_schema, spark_types
@@ -413,7 +414,7 @@ def _new_table(
         )
     system = [pa.field(field, pa.utf8(), nullable=False) for field in ("id", *ends)]
     return NewTable(
-        schema=pa.schema([*system, *(made[n].field for n in sorted(made))]),
+        schema=pa.schema(column_order.as_stored(system, [c.field for c in made.values()])),
         key=key_column,
         endpoints=options.endpoints.get(name) or (known.endpoints.get(name) if known else None),
         carried=engine,

@@ -20,7 +20,7 @@ from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.options import ReadOptions
 from omnigraph_spark.read import plan, user_filter
 from omnigraph_spark.read.filters import Predicate
-from omnigraph_spark.schema import EngineSchema
+from omnigraph_spark.schema import EngineSchema, column_order
 from omnigraph_spark.spark import field_metadata, frames, spark_types
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
@@ -248,7 +248,9 @@ def _chosen(schema: pa.Schema, whole_graph: bool, wanted: Collection[str] | None
 def table_struct(
     key: str, fields: Iterable[pa.Field], engine: EngineSchema | None = None
 ) -> StructType:
-    """Return a table's frame; writes to edges and keyed nodes may leave `id` out.
+    """Return a table's frame, its columns as people see them (`column_order`).
+
+    Writes to edges and keyed nodes may leave `id` out.
 
     Raises:
         SchemaMismatchError: Spark has no type for a column.
@@ -258,6 +260,7 @@ def table_struct(
     edge = None if engine is None or kind != layout.EDGE else engine.edges.get(name)
     definition = node or edge
     types = {one.name: one.type for one in definition.properties} if definition else {}
+    shown = column_order.as_shown(fields, kind == layout.EDGE, list(types))
     id_may_be_null = kind == layout.EDGE or (node is not None and node.key is not None)
     return StructType(
         [
@@ -267,7 +270,7 @@ def table_struct(
                 engine=types.get(field.name),
                 key=node is not None and field.name == node.key,
             )
-            for field in fields
+            for field in shown
         ]
     )
 

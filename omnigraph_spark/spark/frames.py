@@ -1,10 +1,11 @@
 """Whole-graph frames: one wide frame of all tables.
 
-`_table`, `id`, `src`, `dst`, then the union of all properties by name. Where tables disagree on a
-property's type, each type gets a column `{property}__{type}`; so does a node's property that is
-named like one of the frame's own columns (`src`, `dst`). The tables' definitions ride as JSON
-in the metadata of `_table`, so that a frame can be written to a graph that doesn't have them yet.
-Everything here runs on the driver and touches no storage; rows are handled in `frame_batches`.
+`_table`, `id`, `src`, `dst`, then the union of all properties, as the tables have them in turn.
+Where tables disagree on a property's type, each type gets a column `{property}__{type}`; so does a
+node's property that is named like one of the frame's own columns (`src`, `dst`). The tables'
+definitions ride as JSON in the metadata of `_table`, so that a frame can be written to a graph that
+doesn't have them yet. Everything here runs on the driver and touches no storage; rows are handled
+in `frame_batches`.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def whole_graph_schema(
     table = StructField(TABLE, StringType(), False, {field_metadata.PACK: known.to_text()})
     ends = [name for name in _ENDS if name not in columns]
     fixed = [StructField(name, StringType(), True) for name in ("id", *ends)]
-    wide = [StructField(name, columns[name], True) for name in sorted(columns)]
+    wide = [StructField(name, kind, True) for name, kind in columns.items()]
     return StructType([table, *fixed, *wide])
 
 
@@ -167,12 +168,15 @@ def _carried_keys(tables: Mapping[str, StructType]) -> dict[str, str]:
 
 
 def _property_columns(tables: Mapping[str, StructType], alone: bool) -> dict[str, DataType]:
-    """Return {column: type} of all properties: the property's name, or one column per type."""
+    """Return {column: type} of all properties: the property's name, or one column per type.
+
+    In the order of the tables' columns: node tables first, each by its key.
+    """
     types: dict[str, dict[str, DataType]] = {}
     where: dict[str, str] = {}
     taken: set[str] = set()
-    for key, table in tables.items():
-        for field in properties(table, key):
+    for key in sorted(tables, key=lambda key: (layout.is_edge(key), key)):
+        for field in properties(tables[key], key):
             kind = relaxed(field.dataType)
             by_text = types.setdefault(field.name, {})
             where.setdefault(field.name, key)

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from omnigraph_spark.integrity import rules
 from omnigraph_spark.manifest import known_types
 from omnigraph_spark.options import WriteOptions
+from omnigraph_spark.schema import column_order
 from omnigraph_spark.schema.model import EngineSchema, LeftOut, Property, engine_type_of
 from omnigraph_spark.spark import spark_types
 from omnigraph_spark.spark.spark_types import NewColumn
@@ -44,7 +45,7 @@ def widened(
         missing = [f for f in definitions[key].fields if f.name not in target.schema.names]
         columns = [
             spark_types.new_property(field, options.types.get(f"{name}.{field.name}"))
-            for field in sorted(missing, key=lambda field: field.name)
+            for field in missing
         ]
         if columns:
             targets[key] = with_columns(target, [one.field for one in columns])
@@ -73,7 +74,8 @@ def with_columns(target: TableTarget, fields: list[pa.Field]) -> TableTarget:
     there = target.schema.names
     spark_types.check_new_names([*there, *names], target.table_key, there)
     nullable = [field.with_nullable(True) for field in fields]
-    wide = pa.schema([*target.schema, *nullable], target.schema.metadata)
+    new = column_order.behind(target.schema, nullable)
+    wide = pa.schema([*target.schema, *new], target.schema.metadata)
     return replace(target, schema=wide, added=tuple(names))
 
 

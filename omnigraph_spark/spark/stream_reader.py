@@ -80,8 +80,10 @@ class StreamLoad:
     def tables(self) -> Mapping[str, StructType]:
         """Return the columns of a change feed's tables as they were at the load."""
         if self.feed_tables is None:
+            engine = engine_schema.read_if_sound(self.storage)
             self.feed_tables = {
-                key: frame_schema.table_struct(key, schema) for key, schema in self.stored().items()
+                key: frame_schema.table_struct(key, schema, engine)
+                for key, schema in self.stored().items()
             }
         return self.feed_tables
 

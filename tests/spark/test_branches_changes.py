@@ -105,7 +105,7 @@ def test_both_ends_count_and_all_tables_are_in_one_feed(graph: OmniGraph) -> Non
     lineage = commits.read_commits(storage_of(graph.uri))
     first, second, third = (one.manifest_version for one in lineage[2:5])
     found = graph.changes(first, second)
-    assert found.columns == [*LEADING, "id", "src", "dst", "age", "name", "w"]
+    assert found.columns == [*LEADING, "id", "src", "dst", "name", "age", "w"]
     rows = sorted((r._table, r._commit_version, r.id, r.src) for r in found.collect())
     assert rows == [
         (KNOWS, first, "ab", "ab"),

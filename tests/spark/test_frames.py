@@ -41,7 +41,7 @@ def read(spark: SparkSession, root: Path, **options: str) -> DataFrame:
 
 def test_a_packed_frame_has_one_column_per_property_and_type(packed: DataFrame) -> None:
     assert packed.columns == [
-        "_table", "id", "src", "dst", "age__int", "age__string", "name", "since", "vec",
+        "_table", "id", "src", "dst", "age__string", "age__int", "vec", "name", "since",
     ]  # fmt: skip
     rows = {(r._table, r.name, r.age__int, r.age__string, r.src) for r in packed.collect()}
     assert rows == {

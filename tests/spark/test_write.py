@@ -197,7 +197,7 @@ def test_the_engine_and_the_reader_see_an_append_of_a_fixture(
     before = counts(root)
     save(spark.sql("SELECT 'Zed' AS name, 41 AS age"), root, table=NODE)
     assert counts(root) == {**before, NODE: before[NODE] + 1}
-    assert rows(load(spark, root, table=NODE).where("id = 'Zed'")) == [("Zed", 41, "Zed")]
+    assert rows(load(spark, root, table=NODE).where("id = 'Zed'")) == [("Zed", "Zed", 41)]
 
 
 # --- C15: empties --------------------------------------------------------------------------------

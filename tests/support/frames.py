@@ -46,8 +46,8 @@ def storage_of(uri: str) -> Storage:
 
 
 def people(spark: SparkSession, rows: Sequence[tuple[Any, ...]] = ANN_AND_BEN) -> DataFrame:
-    """Return a frame of Person rows (id, name, age)."""
-    return spark.createDataFrame(list(rows), PERSON)
+    """Return a frame of Person rows (id, name, age), its columns in the order id, age, name."""
+    return spark.createDataFrame(list(rows), PERSON).select("id", "age", "name")
 
 
 def knows(spark: SparkSession, *pairs: tuple[str, str]) -> DataFrame:

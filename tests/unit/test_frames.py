@@ -48,12 +48,12 @@ TABLES = {
 }
 
 
-def test_the_wide_schema_is_the_fixed_columns_and_all_properties_by_name() -> None:
+def test_the_wide_schema_is_the_fixed_columns_and_all_properties_table_by_table() -> None:
     wide = frames.whole_graph_schema(TABLES)
     assert list(shape(wide).items()) == [
         ("_table", "string"), ("id", "string"), ("src", "string"), ("dst", "string"),
-        ("Zip", "string"), ("age__int", "int"), ("age__string", "string"), ("name", "string"),
-        ("since", "date"), ("vec", "array<float>"),
+        ("name", "string"), ("age__string", "string"), ("age__int", "int"), ("Zip", "string"),
+        ("vec", "array<float>"), ("since", "date"),
     ]  # fmt: skip
     assert [f.name for f in wide.fields if not f.nullable] == ["_table"]
 
@@ -87,7 +87,7 @@ def test_a_property_with_a_fixed_columns_name_is_shown_with_its_type(name: str) 
     tables = {"edge:E": edge(_table="String"), "node:A": node(**{name: "String"})}
     tables["node:B"] = node(id__string="String")  # the ids of other tables stay in `id`
     wide = frames.whole_graph_schema(tables)
-    own = [f"{one}__string" for one in sorted({"_table", name, "id"})]
+    own = [f"{one}__string" for one in dict.fromkeys((name, "id", "_table"))]
     assert wide.names == ["_table", "id", "src", "dst", *own]
     ends = {one: one for one in ("id", "src", "dst")}
     assert frames.ownership(wide, tables) == {

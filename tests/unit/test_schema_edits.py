@@ -83,3 +83,18 @@ def test_rules_come_with_the_property_that_they_name_and_only_once() -> None:
 def test_a_type_that_the_text_lacks_is_left_out() -> None:
     assert edits.add_properties(TEXT, "node:Ghost", (NICK,)) == TEXT
     assert edits.drop_properties(TEXT, "node:Ghost", frozenset({"age"})) == TEXT
+
+
+def test_a_property_that_comes_back_under_another_name_stands_where_it_stood() -> None:
+    order = ("slug", "years", "email", "name")
+    years = Property("years", parse("I32?"))
+    gone = edits.drop_properties(TEXT, "node:Person", frozenset({"age"}))
+    found = edits.add_properties(gone, "node:Person", (years, NICK), (), order)
+    assert names(found, "node:Person") == ["slug", "years", "email", "nick", "name"]
+    assert "    years: I32?\n    email: String? @unique\n" in found
+    assert edits.add_properties(found, "node:Person", (years, NICK), (), order) == found
+    two = (Property("a", parse("I32?")), Property("b", parse("I32?")))
+    found = edits.add_properties(TEXT, "node:Tag", two, (), ("a", "b", "name"))
+    assert names(found, "node:Tag") == ["a", "b", "name"]
+    found = edits.add_properties(TEXT, "node:Tag", two, (), ("name", "a", "b"))
+    assert names(found, "node:Tag") == ["name", "a", "b"]
