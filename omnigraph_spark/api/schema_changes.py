@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from omnigraph_spark.errors import OptionError
 from omnigraph_spark.storage import layout
 
 if TYPE_CHECKING:
@@ -118,24 +119,38 @@ class SchemaMethods:
         table: str,
         name: str,
         *,
-        nullable: bool = True,
+        nullable: bool | None = None,
+        type: str | DataType | None = None,
         branch: str = layout.MAIN,
         **write_options: Any,
     ) -> Committed:
-        """Let a property be null: `alter_property("node:Person", "age", nullable=True)`.
+        """Let a property be null (`nullable=True`), or give it a wider type: `type="I64"`.
 
-        No row is written again. If it may be null already, nothing is published.
+        The type must hold all values that may be there: 32-bit integers become 64-bit ones, F32
+        becomes F64, decimals get more digits. That writes the column again, in this process, and
+        its index goes; to allow null writes nothing. What is so already publishes nothing.
 
         Raises:
-            OptionError: `nullable` is false; a property can't be made NOT NULL.
-            SchemaMismatchError: no such property, or it is the key, `id`, `src` or `dst`.
+            OptionError: `nullable` is false, since a property can't be made NOT NULL, or goes with
+                `type`, which is another call.
+            SchemaMismatchError: a type that isn't wider, no such property, or it is the key, `id`,
+                `src` or `dst`.
             UnsupportedError: an interface or another branch holds on to it.
             OmnigraphError: as `write`.
         """
         from omnigraph_spark.schema_changes import properties
 
         asked = self._write_options("append", branch, write_options)
-        return properties.alter_property(self._store(), asked, table, name, nullable)
+        if type is None:
+            may_be = True if nullable is None else nullable
+            return properties.alter_property(self._store(), asked, table, name, may_be)
+        if nullable is not None:
+            raise OptionError(
+                "alter_property changes the type or allows null, one at a time",
+                expected="type or nullable",
+                found="both",
+            )
+        return properties.widen_property(self._store(), asked, table, name, type)
 
     def rename_property(
         self, table: str, old: str, new: str, *, branch: str = layout.MAIN, **write_options: Any

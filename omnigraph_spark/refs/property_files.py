@@ -32,6 +32,7 @@ from omnigraph_spark.schema.model import (
     NodeType,
     Property,
     engine_type_of,
+    fitted,
     reshaped,
 )
 from omnigraph_spark.storage import layout
@@ -148,7 +149,7 @@ def in_step(
 def without_columns(
     storage: Storage, schemas: Mapping[str, pa.Schema]
 ) -> dict[str, frozenset[str]]:
-    """Return, by table, the properties in the schema files that have no column among `schemas`.
+    """Return, by table, the properties in the schema files that have no such column in `schemas`.
 
     Raises:
         CorruptManifestError, StorageError: the files can't be read.
@@ -157,9 +158,10 @@ def without_columns(
     found = {}
     for key, schema in schemas.items():
         there = known.of_table(key)
-        names = {one.name for one in there.properties} if there is not None else set()
-        if names - set(schema.names):
-            found[key] = frozenset(names - set(schema.names))
+        properties = there.properties if there is not None else ()
+        names = frozenset(one.name for one in properties if not _has(schema, one))
+        if names:
+            found[key] = names
     return found
 
 
@@ -168,7 +170,7 @@ def _whole(key: str, schema: pa.Schema, types: EngineSchema) -> Forgotten:
     told, known = _told(key, schema), types.of_table(key)
     if known is None:
         return Forgotten(told)
-    named = {one.name: one for one in known.properties}
+    named = {one.name: one for one in fitted(known, schema).properties}
     return Forgotten(tuple(named.get(one.name, one) for one in told), known.rules)
 
 

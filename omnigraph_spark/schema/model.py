@@ -297,16 +297,21 @@ def reshaped(one: NodeType | EdgeType, names: Mapping[str, str | None]) -> NodeT
 
 
 def fitted(one: NodeType | EdgeType, schema: pa.Schema) -> NodeType | EdgeType:
-    """Return a type with those of its properties that are columns, nullable as the columns are."""
+    """Return a type with those of its properties that are columns, typed as the columns are."""
     there = {field.name: field for field in schema}
     one = reshaped(one, {p.name: None for p in one.properties if p.name not in there})
     return replace(
         one,
         properties=tuple(
-            replace(p, type=replace(p.type, nullable=there[p.name].nullable))
-            for p in one.properties
+            replace(p, type=_stored_as(p.type, there[p.name])) for p in one.properties
         ),
     )
+
+
+def _stored_as(kind: EngineType, field: pa.Field) -> EngineType:
+    found = property_types.of_field(field)
+    scalar = kind.scalar if found is None else found.scalar
+    return replace(kind, scalar=scalar, nullable=field.nullable)
 
 
 def with_lost(
@@ -328,7 +333,20 @@ def with_lost(
         and set(rule.columns) <= known | names
         and rule not in one.rules
     )
-    return replace(one, properties=(*one.properties, *lost), rules=(*one.rules, *rules))
+    return replace(one, properties=_in_order_of(whole, one, lost), rules=(*one.rules, *rules))
+
+
+def _in_order_of(
+    whole: NodeType | EdgeType, one: NodeType | EdgeType, lost: Iterable[Property]
+) -> tuple[Property, ...]:
+    """Return the properties of `one`, each lost one before the first that `whole` has after it."""
+    names = [p.name for p in whole.properties]
+    found = list(one.properties)
+    for p in reversed(tuple(lost)):
+        behind = names[names.index(p.name) + 1 :]
+        at = next((i for i, other in enumerate(found) if other.name in behind), len(found))
+        found.insert(at, p)
+    return tuple(found)
 
 
 def describe(one: NodeType | EdgeType) -> str:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TypeGuard
 
 import pyarrow as pa
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from omnigraph_spark import schema as engine_schema
+from omnigraph_spark.arrow.to_spark import SPARK_TYPE_NOTE
 from omnigraph_spark.errors import (
     OmnigraphError,
     OptionError,
@@ -50,6 +52,11 @@ from omnigraph_spark.write.commit.commit import Committed, commit, remember_type
 from omnigraph_spark.write.plan import ALTER, CREATE, TableTarget, WritePlan, head, plan_write
 
 _log = logging.getLogger(__name__)
+_WIDER = {
+    pa.int32(): (pa.int64(),),
+    pa.uint32(): (pa.uint64(), pa.int64()),
+    pa.float32(): (pa.float64(),),
+}
 
 
 def add_property(
@@ -143,6 +150,59 @@ def rename_property(
     return _reshaped(storage, options, plan, {old: new})
 
 
+def widen_property(
+    storage: Storage, options: WriteOptions, table: str, name: str, kind: str | DataType
+) -> Committed:
+    """Give a property a type that holds all values of the one it has; an index on it goes.
+
+    Its values are read and written again, by the process that calls. Whether it may be null stays.
+
+    Raises:
+        OptionError: a text that names no type.
+        SchemaMismatchError: the type doesn't hold all values, or no property can have it; the table
+            has no such property, or it is its key, `id`, `src` or `dst`.
+        UnsupportedError: an interface declares it, or another branch's table must have a value.
+        TableNotFoundError: no such table.
+        CommitTimeoutError, PublishOutcomeUnknown, StorageError: as a write.
+    """
+    plan = _plan(storage, options, table)
+    (target,) = plan.targets.values()
+    _check_free(storage, plan, target, name)
+    there = target.schema.field(name)
+    wanted = _column(name, f"{kind.strip().removesuffix('?')}?" if _is_engines(kind) else kind)
+    if str(wanted.field.type) == str(there.type) and spark_types.same_type(
+        spark_types.spark_type(wanted.field), spark_types.spark_type(there)
+    ):
+        version = load(storage, plan.branch).graph_version
+        return Committed(plan.publish_id, version, skipped=True)
+    if not _holds(there.type, wanted.field.type):
+        raise SchemaMismatchError(
+            f"{target.table_key}.{name} can't become {wanted.field.type}",
+            expected="from "
+            + "; ".join(f"{a} to {', '.join(map(str, b))}" for a, b in _WIDER.items())
+            + "; a decimal to one with no fewer digits on either side of the point",
+            found=f"{there.type} to {wanted.field.type}",
+            hint="Add another property, fill it with an upsert, then drop this one",
+            table_key=target.table_key,
+            column=name,
+        )
+    kept = {k: v for k, v in (there.metadata or {}).items() if k != SPARK_TYPE_NOTE}
+    field = pa.field(name, wanted.field.type, there.nullable, kept or None)
+    return _reshaped(storage, options, plan, {name: name}, field)
+
+
+def _is_engines(kind: str | DataType) -> TypeGuard[str]:
+    return isinstance(kind, str) and not isinstance(spark_types.asked_type(kind), DataType)
+
+
+def _holds(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    """Return whether a type holds every value of another one, exactly."""
+    if pa.types.is_decimal(narrow) and pa.types.is_decimal128(wide):
+        whole = narrow.precision - narrow.scale <= wide.precision - wide.scale
+        return bool(whole and narrow.scale <= wide.scale)
+    return wide in _WIDER.get(narrow, ())
+
+
 def alter_property(
     storage: Storage, options: WriteOptions, table: str, name: str, nullable: bool
 ) -> Committed:
@@ -231,7 +291,11 @@ def _check_free(storage: Storage, plan: WritePlan, target: TableTarget, name: st
 
 
 def _reshaped(
-    storage: Storage, options: WriteOptions, plan: WritePlan, names: Mapping[str, str | None]
+    storage: Storage,
+    options: WriteOptions,
+    plan: WritePlan,
+    names: Mapping[str, str | None],
+    retyped: pa.Field | None = None,
 ) -> Committed:
     """Commit other columns of a table; the schema files name none that a table lacks meanwhile.
 
@@ -245,7 +309,8 @@ def _reshaped(
     target = plan.targets[key]
     forgotten = _part(_known(storage, plan, key), old)
     property_files.forget(storage, key, old)
-    altered = replace(target, mode=ALTER, renamed=tuple(names.items()))
+    renamed = tuple(names.items()) if retyped is None else ()
+    altered = replace(target, mode=ALTER, renamed=renamed, retyped=retyped)
     try:
         done = commit(replace(plan, mode=ALTER, targets={key: altered}), [])
     except PublishOutcomeUnknown:
@@ -257,8 +322,8 @@ def _reshaped(
         property_files.forget(storage, key, old)  # a writer that added it may have named it
     except OmnigraphError as error:  # the change is published
         _log.warning("The schema files may name %s of %s still: %s", ", ".join(old), key, error)
-    renamed = _under(forgotten, names, target.schema)
-    property_files.quietly_name(storage, {key: renamed})
+    now = _under(forgotten, names, target.schema, retyped)
+    property_files.quietly_name(storage, {key: now})
     return done
 
 
@@ -279,7 +344,12 @@ def _part(one: NodeType | EdgeType | None, names: frozenset[str]) -> Forgotten:
     )
 
 
-def _under(forgotten: Forgotten, names: Mapping[str, str | None], schema: pa.Schema) -> Forgotten:
+def _under(
+    forgotten: Forgotten,
+    names: Mapping[str, str | None],
+    schema: pa.Schema,
+    retyped: pa.Field | None,
+) -> Forgotten:
     """Return what is to be named under the new names; what was dropped is left out.
 
     A column that the files didn't name, since another branch had it by the old name, may be named
@@ -290,12 +360,13 @@ def _under(forgotten: Forgotten, names: Mapping[str, str | None], schema: pa.Sch
     for old, new in names.items():
         if new is None:
             continue
-        field = schema.field(old).with_name(new)
-        relaxed = new == old
+        field = retyped or schema.field(old).with_name(new)
+        relaxed = new == old and retyped is None
         engine = engine_type_of(field.with_nullable(True) if relaxed else field, {})
         if not isinstance(engine, LeftOut):
             there = known.get(old, Property(new, engine))
             kind = replace(there.type, nullable=True) if relaxed else there.type
+            kind = kind if retyped is None else engine
             properties.append(Property(new, kind, there.annotations))
     for rule in forgotten.rules:
         columns = tuple(names.get(name, name) for name in rule.columns)

@@ -43,14 +43,25 @@ def with_columns(
     with translated("Numbering new columns"):
         empty = _empty(dataset)
         _change(empty, changes)
-        used = max(entry[1] for entry in of_dataset(empty))
-        numbers = [entry[1] for entry in of_dataset(dataset)]
-        for fragment in dataset.get_fragments():
-            numbers += [number for file in fragment.data_files() for number in file.fields]
-        pads = [_PAD.format(number) for number in range(used + 1, max(numbers) + 1)]
-        if pads:
-            empty.add_columns(pa.schema([pa.field(name, pa.bool_()) for name in pads]))
+        pads = _padded(empty, dataset)
         empty.add_columns(pa.schema(fields))
+        if pads:
+            empty.drop_columns(pads)
+        return empty.lance_schema
+
+
+def with_type(dataset: LanceDataset, field: pa.Field) -> LanceSchema:
+    """Return a dataset's schema with another type (and metadata) for a column, and a new id.
+
+    Raises:
+        StorageError: Lance doesn't take the type.
+    """
+    kept = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
+    with translated("Changing columns"):
+        empty = _empty(dataset)
+        pads = _padded(empty, dataset)
+        empty.alter_columns({"path": field.name, "data_type": field.type})  # type: ignore[dict-item]
+        empty.update_field_metadata({field.name: kept}, replace=True)
         if pads:
             empty.drop_columns(pads)
         return empty.lance_schema
@@ -103,6 +114,18 @@ def renumbered(
         }
         for fragment in fragments
     ]
+
+
+def _padded(empty: LanceDataset, dataset: LanceDataset) -> list[str]:
+    """Add columns for all ids that only the data files of `dataset` have, and return these."""
+    used = max(entry[1] for entry in of_dataset(empty))
+    numbers = [entry[1] for entry in of_dataset(dataset)]
+    for fragment in dataset.get_fragments():
+        numbers += [number for file in fragment.data_files() for number in file.fields]
+    pads = [_PAD.format(number) for number in range(used + 1, max(numbers) + 1)]
+    if pads:
+        empty.add_columns(pa.schema([pa.field(name, pa.bool_()) for name in pads]))
+    return pads
 
 
 def _empty(dataset: LanceDataset) -> LanceDataset:

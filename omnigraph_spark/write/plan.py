@@ -89,8 +89,9 @@ class TableTarget:
     `restore_to` is the version of that line whose content the table gets again, without new files.
     `added` are the columns of `schema` that the table lacked at the plan; they come last.
     `renamed` maps columns to their new names, those that are dropped to None, and those that may be
-    null from there on to their own names. `others` is what
-    other writes changed since the frame was read: an upsert or delete of those rows is refused.
+    null from there on to their own names. `retyped` is a column with the wider type that it gets.
+    `others` is what other writes changed since the frame was read: an upsert or delete of those
+    rows is refused.
     `replaces` is Lance's predicate of the rows that new ones take the place of. `edge_key` are the
     columns that an edge's id is made from; a table that wasn't made with them (not `keeps_key`) is
     looked through for edges with their values. `id_of` are the columns that a node's id is made
@@ -107,6 +108,7 @@ class TableTarget:
     restore_to: int | None = None
     added: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str | None], ...] = ()
+    retyped: pa.Field | None = None
     others: tuple[Span, ...] = ()
     replaces: str = ""
     edge_key: tuple[str, ...] = ()
@@ -116,7 +118,7 @@ class TableTarget:
     @property
     def has_new_columns(self) -> bool:
         """Whether the write gives the table other columns than it has."""
-        return bool(self.added or self.renamed)
+        return bool(self.added or self.renamed or self.retyped)
 
     def reshaping(self) -> tuple[tuple[str, str | None, bool], ...]:
         """Return (column, its new name, whether it may be null from there on) by `renamed`."""

@@ -116,6 +116,10 @@ def _rename_property(graph: Storage, branch: str = "main") -> None:
     properties.rename_property(graph, write_options(graph, branch=branch), KNOWS, "w", "weight")
 
 
+def _widen_property(graph: Storage, branch: str = "main") -> None:
+    properties.widen_property(graph, write_options(graph, branch=branch), PERSON, "age", "I64")
+
+
 def _add_properties(graph: Storage, branch: str = "main") -> None:
     asked = write_options(graph, branch=branch)
     for name, kind in (("nick", "String?"), ("born", "Date?"), ("seen", "DateTime?")):
@@ -151,6 +155,7 @@ ACTIONS: dict[str, Callable[[Storage], object]] = {
     "add properties": _add_properties,
     "drop property": _drop_property,
     "rename property": _rename_property,
+    "widen property": _widen_property,
     "mergeSchema": _merge_schema,
     "add tables": _add_table,
     "drop table": lambda graph: properties.drop_table(graph, write_options(graph), [COMPANY]),

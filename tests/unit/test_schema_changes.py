@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from pyspark.sql.types import DoubleType, IntegerType, StringType
+from pyspark.sql.types import DoubleType, IntegerType, LongType, StringType
 
 from omnigraph_spark import _faults, schema
 from omnigraph_spark.errors import (
@@ -23,8 +24,11 @@ from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.merge.restore import restore
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.refs import branches
+from omnigraph_spark.refs.property_files import put_back
 from omnigraph_spark.refs.refs import Resolved
+from omnigraph_spark.schema.column_order import as_shown
 from omnigraph_spark.schema_changes import properties as changes
+from omnigraph_spark.spark import ddl, spark_types
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import NewTable
@@ -137,6 +141,134 @@ def test_what_may_not_be_relaxed_is_refused_and_nothing_is_written(graph: Storag
     with pytest.raises(OptionError, match="NOT NULL"):
         changes.alter_property(graph, asked(graph), "node:Shop", "n", False)
     assert graphs.file_hashes(Path(graph.root)) == before
+
+
+# --- widen -------------------------------------------------------------------------------------
+
+
+WIDE = "id STRING, i INT NOT NULL, f FLOAT, d DECIMAL(5, 2), t TINYINT, u INT, l ARRAY<INT>"
+WIDE_ROW = {"i": 2_000_000_000, "f": 1.5, "d": Decimal("999.99"), "t": 7, "u": None, "l": [1]}
+
+
+def wide(graph: Storage) -> None:
+    changes.add_table(graph, asked(graph), "node:Wide", WIDE)
+    frame = [(f.name, f.dataType) for f in ddl.parse_columns(WIDE).fields]
+    rows = [{"id": name, **WIDE_ROW} for name in ("a", "b")]
+    columns.write(graph, "node:Wide", frame, rows)
+    columns.write(graph, "node:Wide", frame, [{"id": "c", **WIDE_ROW, "f": None}])
+
+
+def test_a_widened_property_keeps_its_values_and_takes_larger_ones(graph: Storage) -> None:
+    wide(graph)
+    writes.write(graph, {"node:Wide": ["b"]}, writeMode="delete", new={})
+    changes.drop_property(graph, asked(graph), "node:Wide", "l")
+    before = load(graph).graph_version
+    for name, kind in (("i", "I64"), ("f", DoubleType()), ("d", "decimal(20, 4)"),
+                       ("t", "bigint"), ("u", "I64?")):  # fmt: skip
+        done = changes.widen_property(graph, asked(graph), "Wide", name, kind)
+        assert not done.skipped
+        assert changes.widen_property(graph, asked(graph), "Wide", name, kind).skipped
+    assert load(graph).graph_version == before + 5
+    row = {**WIDE_ROW, "d": Decimal("999.9900")}
+    del row["l"]
+    assert rows_of(graph, "node:Wide") == [{"id": "a", **row}, {"id": "c", **row, "f": None}]
+    found = columns.table(graph, "node:Wide").schema
+    assert {f.name: str(f.type) for f in found if f.name != "id"} == {
+        "i": "int64", "f": "double", "d": "decimal128(20, 4)", "t": "int64", "u": "int64",
+    }  # fmt: skip
+    assert [f.name for f in as_shown(found, False)] == ["id", "i", "f", "d", "t", "u"]
+    assert spark_types.spark_type(found.field("t")) == LongType()
+    assert not found.field("i").nullable
+    assert properties(graph, "node:Wide") == {"i": "I64", "f": "F64?", "t": "I64?", "u": "I64?"}
+    frame = [("id", StringType()), ("i", LongType()), ("t", LongType())]
+    columns.write(graph, "node:Wide", frame, [{"id": "d", "i": 1 << 40, "t": 1 << 41}])
+    assert [(r["i"], r["t"]) for r in rows_of(graph, "node:Wide")][-1] == (1 << 40, 1 << 41)
+    assert [r["i"] for r in rows_of(graph, "node:Wide", before)] == [2_000_000_000] * 2
+    assert str(columns.table(graph, "node:Wide", before).schema.field("i").type) == "int32"
+    assert check_graph(graph.root) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("i", "F32"), ("i", "F64"), ("i", "String"), ("f", "I64"), ("d", "decimal(5, 3)"), ("d", "decimal(6, 4)"),
+        ("d", "double"), ("l", "[I64]"), ("t", "int"), ("id", "F64"), ("ghost", "I64"), ("i", "Date"),
+    ],
+)  # fmt: skip
+def test_a_type_that_does_not_hold_all_values_is_refused_and_nothing_is_written(
+    graph: Storage, name: str, kind: str
+) -> None:
+    wide(graph)
+    before = graphs.file_hashes(Path(graph.root))
+    with pytest.raises(SchemaMismatchError, match="OMNIGRAPH_SCHEMA_MISMATCH"):
+        changes.widen_property(graph, asked(graph), "Wide", name, kind)
+    assert graphs.file_hashes(Path(graph.root)) == before
+
+
+def test_a_property_that_is_widened_on_a_branch_has_its_old_type_on_others(graph: Storage) -> None:
+    wide(graph)
+    changes.alter_property(graph, asked(graph), "Wide", "i", True)
+    dev(graph)
+    changes.widen_property(graph, asked(graph, branch="dev"), "Wide", "i", "I64")
+    assert str(columns.table(graph, "node:Wide").schema.field("i").type) == "int32"
+    assert [r["i"] for r in columns.table(graph, "node:Wide", branch="dev").to_pylist()] == [
+        2_000_000_000
+    ] * 3
+    assert "i" not in properties(graph, "node:Wide")
+    assert check_graph(graph.root) == []
+    changes.widen_property(graph, asked(graph), "Wide", "i", "I64")
+    assert properties(graph, "node:Wide")["i"] == "I64?"
+    assert check_graph(graph.root) == []
+
+
+def test_a_restore_over_a_widened_property_gives_it_its_old_type_again(graph: Storage) -> None:
+    wide(graph)
+    before, rows = load(graph).graph_version, rows_of(graph, "node:Wide")
+    changes.widen_property(graph, asked(graph), "Wide", "u", "I64")
+    changes.alter_property(graph, asked(graph), "Wide", "i", True)
+    restore(graph, writes.write_options(graph, "overwrite"), str(before))
+    assert rows_of(graph, "node:Wide") == rows
+    assert {**properties(graph, "node:Wide"), "l": ""} == {
+        "i": "I32", "f": "F32?", "t": "I32?", "u": "I32?", "l": ""
+    }  # fmt: skip
+    assert check_graph(graph.root) == []
+
+
+def test_rows_that_land_while_a_property_is_widened_are_widened_too(graph: Storage) -> None:
+    _faults.arm("table.before_columns", once(lambda: writes.write(graph, {PERSON: ["rival"]})))
+    changes.widen_property(graph, asked(graph), PERSON, "age", "I64")
+    assert rows_of(graph, PERSON) == [FIRST, {"id": "rival", "name": "rival", "age": 0}]
+    assert properties(graph, PERSON) == {"name": "String", "age": "I64?"}
+    assert check_graph(graph.root) == []
+
+
+def test_rows_that_were_staged_before_a_property_was_widened_are_refused(graph: Storage) -> None:
+    planned = writes.plan(graph, [PERSON])
+    staged = writes.stage_rows(planned, {PERSON: ["late"]})
+    changes.widen_property(graph, asked(graph), PERSON, "age", "I64")
+    with pytest.raises(SchemaMismatchError, match="OMNIGRAPH_SCHEMA_MISMATCH.*column age"):
+        commit(planned, staged)
+    assert rows_of(graph, PERSON) == [FIRST]
+
+
+@pytest.mark.parametrize(
+    "point", ["table.before_columns", "table.after_commit", "commit.published"]
+)
+def test_a_widening_that_dies_is_taken_back_or_stands_as_a_whole(
+    graph: Storage, point: str
+) -> None:
+    _faults.arm(point, die)
+    with pytest.raises(Died):
+        changes.widen_property(graph, asked(graph), PERSON, "age", "I64")
+    _faults.disarm()
+    assert check_graph(graph.root, crashed=True) == []
+    writes.write(graph, {PERSON: ["next"]}, orphanGraceSeconds="0")
+    assert [r["id"] for r in rows_of(graph, PERSON)] == ["first", "next"]
+    kind = "int64" if point == "commit.published" else "int32"
+    assert str(columns.table(graph, PERSON).schema.field("age").type) == kind
+    put_back(graph)
+    assert properties(graph, PERSON)["age"] == ("I64?" if kind == "int64" else "I32?")
+    assert check_graph(graph.root, crashed=point == "commit.published") == []
 
 
 # --- drop and rename ---------------------------------------------------------------------------

@@ -12,14 +12,18 @@ columns; over an index build or a change of settings it lands later, which its v
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from omnigraph_spark import _faults
 from omnigraph_spark.errors import SchemaMismatchError
 from omnigraph_spark.manifest.snapshot import TableEntry
 from omnigraph_spark.storage import column_numbers
 from omnigraph_spark.storage.column_numbers import FieldMap
+from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.table_head import Round, commit, contiguous, settle, strip
 from omnigraph_spark.write.plan import TableTarget
@@ -27,8 +31,10 @@ from omnigraph_spark.write.tasks.stage import StagedTable
 from omnigraph_spark.write.tasks.upsert import lance_fragments
 
 if TYPE_CHECKING:
-    from lance import LanceDataset
+    from lance import LanceDataset, LanceOperation
     from lance.schema import LanceSchema
+
+_WIDER = "__wider"
 
 
 def schema_with(target: TableTarget, head: LanceDataset) -> LanceSchema:
@@ -113,7 +119,7 @@ def _check(target: TableTarget, staged: FieldMap, now: FieldMap) -> None:
 def reshape(round_: Round, target: TableTarget, entry: TableEntry) -> LanceDataset:
     """Commit a table without the columns that `target.renamed` maps to None, others renamed.
 
-    One that is mapped to its own name may be null from there on.
+    One that is mapped to its own name may be null from there on; `target.retyped` gets its type.
 
     Raises:
         StartOver: another writer was first; nothing of this stays that another could adopt.
@@ -132,11 +138,14 @@ def reshaped(round_: Round, target: TableTarget, head: LanceDataset) -> LanceDat
     """
     from lance import LanceOperation
 
-    if not target.renamed:
+    changed = target.renamed
+    if target.retyped is not None:
+        changed = ((target.retyped.name, target.retyped.name),)
+    if not changed:
         return head
     names = head.schema.names
-    gone = {old for old, new in target.renamed if new is None}
-    for old, new in target.renamed:
+    gone = {old for old, new in changed if new is None}
+    for old, new in changed:
         if old not in names or (new in names and new != old and new not in gone):
             raise SchemaMismatchError(
                 f"The columns of {target.table_key} were changed by another writer meanwhile",
@@ -146,7 +155,36 @@ def reshaped(round_: Round, target: TableTarget, head: LanceDataset) -> LanceDat
                 table_key=target.table_key,
                 column=old,
             )
-    schema = column_numbers.changed(head, target.reshaping())
     before = int(head.version)
-    made = commit(head, before, LanceOperation.Project(schema), round_.publish_id, max_retries=0)
+    operation = (
+        _retyped(head, target.retyped)
+        if target.retyped is not None
+        else LanceOperation.Project(column_numbers.changed(head, target.reshaping()))
+    )
+    made = commit(head, before, operation, round_.publish_id, max_retries=0)
     return contiguous(made, before, round_.publish_id)
+
+
+def _retyped(head: LanceDataset, field: pa.Field) -> LanceOperation.BaseOperation:
+    """Write a column again with a wider type, a file per fragment, and return what commits it.
+
+    Rows keep their row ids, and the other columns their files; an index on the column goes.
+    """
+    from lance import FragmentMetadata, LanceOperation
+
+    name, kind = field.name, field.type
+    schema = column_numbers.with_type(head, field)
+    number = next(n for path, n, _, _ in column_numbers.of_schema(schema) if path == name)
+
+    def wider(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([batch.column(name).cast(kind)], names=[_WIDER])
+
+    fragments = []
+    with translated(f"Writing {name} again"):
+        for fragment in head.get_fragments():
+            made, _ = fragment.merge_columns(wider, columns=[name])
+            plain = made.to_json()
+            plain["files"][-1]["fields"] = [number]
+            fragments.append(FragmentMetadata.from_json(json.dumps(plain)))
+    _faults.point("table.before_columns")
+    return LanceOperation.Merge(fragments, schema)

@@ -187,7 +187,7 @@ def _is_touched(plan: WritePlan, key: str, by_table: Mapping[str, Sequence[Stage
     """Return whether a table gets a new version: it has rows, is listed, or is marked by it."""
     target = plan.targets[key]
     has_rows = any(one.fragments or any(m.rows for m in one.matches) for one in by_table[key])
-    listed = bool(target.added or target.renamed) or target.mode in (OVERWRITE, CREATE, RESTORE)
+    listed = target.has_new_columns or target.mode in (OVERWRITE, CREATE, RESTORE)
     listed |= plan.types.of_table(key) is not None
     marked = plan.txn is not None and not plan.txn_whole
     return has_rows or listed or marked or plan.merged_parent is not None

@@ -110,7 +110,7 @@ def commit_table(
     _faults.point("table.before_commit")
     if target.restore_to is not None:
         dataset = _restore(round_, target, entry, floor)
-    elif target.mode == ALTER and target.renamed and entry is not None:
+    elif target.mode == ALTER and target.has_new_columns and entry is not None:
         dataset = reshape(round_, target, entry)
     elif entry is None:
         dataset = _create(round_, target, floor, staged)
