@@ -55,7 +55,7 @@ def restored(storage: Storage, text: str) -> WritePlan:
     """Return the plan of one table that `describe` wrote."""
     plain = json.loads(text)
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(plain["target"].pop("schema"))))
-    for name in ("added", "renamed", "edge_key"):
+    for name in ("added", "renamed", "edge_key", "id_of"):
         plain["target"][name] = tuple(plain["target"][name])
     plain["target"]["others"] = tuple(tuple(span) for span in plain["target"]["others"])
     target = TableTarget(**plain["target"], schema=schema)
