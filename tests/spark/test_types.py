@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pyspark.sql.types as T
 import pytest
@@ -277,7 +278,7 @@ def test_other_units_zones_and_kinds_of_string_are_read_as_sparks(graph: Graph) 
         "ns": pa.array([eight * 10**9 + 123_456_789], pa.int64()).view(pa.timestamp("ns")),
         "d": pa.array(["a"]).dictionary_encode(),
         "l": pa.array(["b"], pa.large_utf8()),
-        "f": pa.array([1.5], pa.float16()),
+        "f": pa.array([np.float16(1.5)]),
     }
     other_tools_table(graph, pa.record_batch({"id": ids(1), **columns}))
     shown = graph.read().select(

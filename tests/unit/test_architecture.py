@@ -275,7 +275,7 @@ def _error_classes(kind: type[errors.OmnigraphError]) -> Iterator[type[errors.Om
         yield from _error_classes(sub)
 
 
-@pytest.mark.parametrize("extra", ["pylance", "pyarrow", "obstore", "duckdb"])
+@pytest.mark.parametrize("extra", ["pylance", "pyarrow", "obstore", "duckdb", "numpy"])
 def test_the_lower_bounds_are_the_versions_that_the_second_half_of_the_tests_runs_on(
     extra: str,
 ) -> None:
