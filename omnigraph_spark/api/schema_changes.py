@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 from omnigraph_spark.errors import OptionError
 from omnigraph_spark.storage import layout
@@ -12,6 +13,7 @@ from omnigraph_spark.storage import layout
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
+    from omnigraph_spark.graph import OmniGraph
     from omnigraph_spark.options import WriteOptions
     from omnigraph_spark.storage.store import Storage
     from omnigraph_spark.write.commit.commit import Committed
@@ -166,3 +168,26 @@ class SchemaMethods:
 
         asked = self._write_options("append", branch, write_options)
         return properties.rename_property(self._store(), asked, table, old, new)
+
+    def convert(self, new_uri: str, format: int) -> OmniGraph:
+        """Make a new graph in the other form at `new_uri`; returns its handle.
+
+        `format` is 6 for engine 0.9, 2 for the engines up to 0.6.1. It has main's tables with the
+        same rows, ids, properties and rules, read and written by Spark in one publish. Older
+        versions, other branches, tags, indices and `edgeKeys` are left out; this graph stays as it
+        is.
+
+        Raises:
+            OptionError: the graph has that form, or there is a graph at `new_uri`.
+            UnsupportedError: something that the form can't say (for 2: keys of several properties,
+                or of another type than String); nothing was made.
+            CorruptManifestError: tables and schema contradict each other; nothing was made.
+            OmnigraphError: as `write`; a graph without rows may be left at `new_uri`.
+        """
+        from omnigraph_spark.schema_changes import conversion
+        from omnigraph_spark.storage.store import normalize_root
+
+        source = cast("OmniGraph", self)
+        target = replace(source, uri=normalize_root(new_uri))
+        conversion.convert(source, target, format)
+        return target
