@@ -1,10 +1,12 @@
-"""Which rows of two columns differ, where null equals null and NaN equals NaN; runs in tasks.
+"""When two values are the same to store: the one notion of it, for upserts, merges and feeds.
 
-0.0 and -0.0 differ: they are different values to store.
+Null equals null and NaN equals NaN, a map whatever the order of its entries; 0.0 and -0.0 differ,
+since a replica that left one for the other would not be one. Runs in tasks.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,31 @@ def differing(left: pa.Array, right: pa.Array) -> Flags:
             left, right = left.take(rows), right.take(rows)
         found[compare] = _values_differ(left, right)
     return found
+
+
+def stored(value: Any, kind: pa.DataType) -> Any:
+    """Return a Python value of an Arrow type as one that is equal where `differing` finds it so.
+
+    It can be hashed.
+    """
+    if value is None:
+        return None
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pt.is_dictionary(kind):
+        kind = kind.value_type
+    if isinstance(value, float):
+        if value != value:
+            return "NaN"
+        return value if value else ("zero", math.copysign(1.0, value))
+    if pt.is_struct(kind):
+        return tuple(stored(value[one.name], one.type) for one in kind)
+    if pt.is_map(kind):
+        entries = value.items() if isinstance(value, dict) else value
+        return frozenset((stored(k, kind.key_type), stored(v, kind.item_type)) for k, v in entries)
+    if isinstance(value, list):
+        return tuple(stored(one, kind.value_type) for one in value)
+    return value
 
 
 def _plain(column: pa.Array) -> pa.Array:
@@ -66,7 +93,8 @@ def _values_differ(left: pa.Array, right: pa.Array) -> Flags:
         both = pc.and_(_is_nan(left), _is_nan(right))
         return _flags(pc.invert(pc.or_(same, both)))
     if pt.is_map(kind):
-        return np.array([a != b for a, b in zip(left, right, strict=True)], dtype=bool)
+        pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
+        return np.array([stored(a, kind) != stored(b, kind) for a, b in pairs], dtype=bool)
     return _flags(pc.not_equal(left, right))
 
 

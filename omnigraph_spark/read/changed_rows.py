@@ -1,7 +1,6 @@
 """Which rows of a table differ between two versions: the comparison of two Arrow tables, by `id`.
 
-No Spark and no Lance; runs on executors. Values count as equal as Spark groups them: null equals
-null, NaN equals NaN, 0.0 equals -0.0, a map whatever the order of its entries.
+No Spark and no Lance; runs on executors. Which values are equal says `arrow.compare`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import types as pt
+
+from omnigraph_spark.arrow.compare import differing, stored
 
 INSERT, DELETE = "insert", "delete"
 BEFORE, AFTER = "update_preimage", "update_postimage"
@@ -67,7 +67,7 @@ def _compare_single(
     for name in columns:
         left = gone.table[name].take(pa.array(partner))
         right = came.table[name].take(pa.array(mine))
-        same &= equal_values(left.combine_chunks(), right.combine_chunks())
+        same &= ~differing(left.combine_chunks(), right.combine_chunks())
     gone.kinds[BEFORE].append(partner[~same])
     came.kinds[AFTER].append(mine[~same])
     came.kinds[INSERT].append(new[~met])
@@ -130,66 +130,6 @@ def _surplus(
 
 def _plain_rows(table: pa.Table) -> list[tuple[Any, ...]]:
     columns = [
-        [_plain(value, pt.is_map(column.type)) for value in column.to_pylist()]
-        for column in table.columns
+        [stored(value, column.type) for value in column.to_pylist()] for column in table.columns
     ]
     return list(zip(*columns, strict=True))
-
-
-def _plain(value: Any, is_map: bool = False) -> Any:
-    """Return a value that Python compares as Spark does, and can hash."""
-    if isinstance(value, float):
-        return "NaN" if value != value else value + 0.0
-    if isinstance(value, dict):
-        return tuple((key, _plain(one)) for key, one in value.items())
-    if isinstance(value, list):
-        plain = [_plain(one) for one in value]
-        return frozenset(plain) if is_map else tuple(plain)
-    if isinstance(value, tuple):
-        return tuple(_plain(one) for one in value)
-    return value
-
-
-def equal_values(left: pa.Array, right: pa.Array) -> Mask:
-    """Tell row by row whether two arrays of one type and length hold equal values."""
-    valid, other = _valid(left), _valid(right)
-    if pt.is_map(left.type):
-        pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
-        return np.array([_plain(a, True) == _plain(b, True) for a, b in pairs], dtype=np.bool_)
-    if pt.is_struct(left.type):
-        same: Mask = valid == other
-        for one, two in zip(left.flatten(), right.flatten(), strict=True):
-            same = same & equal_values(one, two)
-        return same
-    if pt.is_list(left.type):
-        return (~valid & ~other) | (valid & other & _equal_lists(left, right))
-    same = _filled(pc.equal(left, right))
-    if pt.is_floating(left.type):
-        same = same | (_filled(pc.is_nan(left)) & _filled(pc.is_nan(right)))
-    return same | (~valid & ~other)
-
-
-def _equal_lists(left: pa.ListArray, right: pa.ListArray) -> Mask:
-    """Compare lists of equal lengths value by value, all rows at once; a null list is as empty."""
-    lengths = _lengths(left)
-    same: Mask = lengths == _lengths(right)
-    rows = np.flatnonzero(same & (lengths > 0))
-    one, two = (side.take(pa.array(rows)).flatten() for side in (left, right))
-    different = np.concatenate([[0], np.cumsum(~equal_values(one, two))])
-    ends = np.cumsum(lengths[rows])
-    counts = different[ends] - different[ends - lengths[rows]]
-    same[rows] = counts == 0
-    return same
-
-
-def _lengths(lists: pa.ListArray) -> Rows:
-    found: Rows = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
-    return found
-
-
-def _valid(array: pa.Array) -> Mask:
-    return np.asarray(array.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
-
-
-def _filled(mask: pa.BooleanArray) -> Mask:
-    return np.asarray(pc.fill_null(mask, False).to_numpy(zero_copy_only=False), dtype=np.bool_)

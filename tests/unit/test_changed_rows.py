@@ -66,8 +66,11 @@ def test_of_every_type_only_other_values_are_changes(kind: pa.DataType, values: 
     ]
 
 
-def test_zeros_of_either_sign_and_maps_in_another_order_are_equal() -> None:
-    assert told(rows(pa.float64(), ("a", 0.0)), rows(pa.float64(), ("a", -0.0))) == []
+def test_zeros_of_either_sign_are_changes_and_maps_in_another_order_are_none() -> None:
+    assert told(rows(pa.float64(), ("a", 0.0)), rows(pa.float64(), ("a", -0.0))) == [
+        ("update_postimage", "a", "-0.0"),
+        ("update_preimage", "a", "0.0"),
+    ]
     kind = pa.map_(pa.utf8(), pa.int64())
     one, two = [("a", 1), ("b", 2)], [("b", 2), ("a", 1)]
     assert told(rows(kind, ("x", one)), rows(kind, ("x", two))) == []
@@ -93,7 +96,9 @@ def test_doubled_ids_neither_multiply_nor_hide_a_change() -> None:
     after = rows(pa.float64(), ("a", 2.0), ("a", 3.0), ("z", -0.0))
     assert told(before, after) == [
         ("update_postimage", "a", "3.0"),
+        ("update_postimage", "z", "-0.0"),
         ("update_preimage", "a", "1.0"),
+        ("update_preimage", "z", "0.0"),
     ]
 
 

@@ -27,7 +27,7 @@ from omnigraph_spark.schema_changes import properties
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.tasks.stage import stage
-from tests.support import graphs
+from tests.support import graphs, plain_writes
 from tests.support.feeds import by_hand, pieces, read_feed
 from tests.support.writes import (
     COMPANY,
@@ -96,6 +96,19 @@ def test_every_kind_of_publish_is_told_as_a_comparison_by_hand_tells_it(graph: S
             ]
             told = [(r["_change_type"], r["id"], r["age"]) for r in found if r["_table"] == key]
             assert sorted(told) == by_hand(*sides), (after, key)
+
+
+def test_a_zero_that_an_upsert_gave_another_sign_is_in_the_feed(tmp_path: Path) -> None:
+    storage = Storage.at(str(tmp_path / "zeros"))
+    plain_writes.save(storage.root, {"id": ["a", "b"], "v": [0.0, 1.0]}, table=PERSON)
+    before = head(storage)
+    signed = {"id": ["a", "b"], "v": [-0.0, 1.0]}
+    plain_writes.save(storage.root, signed, table=PERSON, writeMode="merge")
+    found = read_feed(storage, Span("main", before + 1, head(storage)))
+    assert [(row["_change_type"], row["id"], str(row["v"])) for row in found] == [
+        ("update_preimage", "a", "0.0"),
+        ("update_postimage", "a", "-0.0"),
+    ]
 
 
 def contents(graph: Storage, snapshot: object, key: str) -> pa.Table:

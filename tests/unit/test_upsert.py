@@ -545,6 +545,14 @@ def test_vectors_lists_decimals_and_blobs_are_updated_and_kept(storage: Storage)
             pa.array([[("a", 1)], [("a", 2)]], pa.map_(pa.utf8(), pa.int32())),
             [0, 1],
         ),
+        (
+            pa.array([[("a", 0.0), ("b", 2.0)]] * 2, pa.map_(pa.utf8(), pa.float64())),
+            pa.array(
+                [[("b", 2.0), ("a", 0.0)], [("a", -0.0), ("b", 2.0)]],
+                pa.map_(pa.utf8(), pa.float64()),
+            ),
+            [0, 1],
+        ),
     ],
 )
 def test_null_equals_null_and_nan_equals_nan(left: Any, right: Any, expected: list[int]) -> None:
