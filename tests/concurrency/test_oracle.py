@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import lance
@@ -22,6 +24,7 @@ from tests.chaos import oracle, rows
 from tests.chaos.jobs import Writer
 from tests.chaos.launcher import Setup
 from tests.chaos.ledger import ACKNOWLEDGED, AMBIGUOUS, FAILED, Ledger, Write
+from tests.chaos.scenarios import pairs
 
 PERSON = layout.table_location(rows.PERSON)
 
@@ -237,3 +240,22 @@ def test_every_row_tells_in_each_column_which_write_it_belongs_to() -> None:
     swapped = table.set_column(1, "src", table["dst"])
     assert rows.wrong_values(swapped) == 3
     assert pc.all(pc.equal(table["write"], "w.1")).as_py()
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_pairs_of_operations_meet_at_every_step_in_both_orders(large: bool) -> None:
+    steps = {
+        name: [f"{name}.{n}" for n in range(3 + 7 * (n % 5))]
+        for n, name in enumerate(pairs.OPERATIONS)
+    }
+    trials = list(pairs.chosen(steps, Random(3), large=large))
+    assert {(t.first, t.second) for t in trials} == {*product(steps, steps)}
+    assert {t.point for t in trials} == {point for points in steps.values() for point in points}
+    assert {t.killed for t in trials} == {True, False}
+    if large:
+        assert len(trials) == len({*trials})
+        assert {(t.second, t.point, t.killed) for t in trials} == {
+            (second, point, killed)
+            for points in steps.values()
+            for second, point, killed in product(steps, points, (True, False))
+        }
