@@ -255,7 +255,8 @@ def _ensure_branch(storage: Storage, branch: str) -> None:
         raise BranchNotFoundError(f"The graph has no branch {branch[:80]!r}")
     if not storage.has_dataset(COMMITS.location, fork.parent):
         _inherited_head(storage, branch)
-    main = storage.dataset(COMMITS.location)
+    with append_log.naming_repair(COMMITS.location):
+        main = storage.dataset(COMMITS.location)
     try:
         with translated(f"Creating branch {branch} of {COMMITS.location}"):
             main.create_branch(name, (layout.lance_branch(fork.parent), None))

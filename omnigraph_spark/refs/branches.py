@@ -34,7 +34,7 @@ from omnigraph_spark.manifest.snapshot import Snapshot, load, open_manifest, rea
 from omnigraph_spark.manifest.writable import fence, open_for_writing
 from omnigraph_spark.refs import forks, refs, tags
 from omnigraph_spark.refs.refs import Resolved
-from omnigraph_spark.storage import layout
+from omnigraph_spark.storage import append_log, layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.lance_errors import (
     DatasetNotFoundError,
@@ -296,8 +296,9 @@ def _lineage_at(storage: Storage, ref: Resolved) -> int | None:
 
 
 def _clone_lineage(storage: Storage, name: str, from_ref: Resolved) -> None:
-    at = (from_ref.branch, _lineage_at(storage, from_ref))
-    _clone(storage, layout.GRAPH_COMMITS, name, at)
+    with append_log.naming_repair(layout.GRAPH_COMMITS):
+        at = (from_ref.branch, _lineage_at(storage, from_ref))
+        _clone(storage, layout.GRAPH_COMMITS, name, at)
 
 
 def _clone(storage: Storage, location: str, name: str, at: tuple[str, int | None]) -> None:

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from omnigraph_spark import _faults
 from omnigraph_spark.errors import StorageError, UnsupportedError
 from omnigraph_spark.manifest.snapshot import TableEntry
-from omnigraph_spark.storage import layout, relocation
+from omnigraph_spark.storage import append_log, layout, relocation
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, is_panic, translated
 from omnigraph_spark.storage.store import Storage
 
@@ -125,7 +125,8 @@ def _empty_main_line(storage: Storage, location: str, schema: pa.Schema) -> None
 
 def _refs(storage: Storage, location: str) -> dict[str, Any]:
     try:
-        main = storage.dataset(location)
+        with append_log.naming_repair(location):
+            main = storage.dataset(location)
     except DatasetNotFoundError:
         return {}
     with translated(f"Listing the branches of {location}"):

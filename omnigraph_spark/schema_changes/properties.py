@@ -74,10 +74,19 @@ def add_property(
         TableNotFoundError: no such table.
         CommitTimeoutError, PublishOutcomeUnknown, StorageError: as a write.
     """
+    _refuse_other(table, name)
     column = _column(name, kind)
     plan = _plan(storage, options, table)
     (target,) = plan.targets.values()
     key = target.table_key
+    if name in SYSTEM_COLUMNS[layout.split_table_key(key)[0]]:
+        raise SchemaMismatchError(
+            f"{name} of {key} is not a property",
+            expected="another name",
+            found=name,
+            table_key=key,
+            column=name,
+        )
     properties = {key: merge_schema.named(key, [column])}
     if name in target.schema.names:
         there = target.schema.field(name)
@@ -107,6 +116,7 @@ def drop_property(storage: Storage, options: WriteOptions, table: str, name: str
         TableNotFoundError: no such table.
         CommitTimeoutError, PublishOutcomeUnknown, StorageError: as a write.
     """
+    _refuse_other(table, name)
     plan = _plan(storage, options, table)
     (target,) = plan.targets.values()
     _check_free(storage, plan, target, name)
@@ -125,6 +135,7 @@ def rename_property(
         TableNotFoundError: no such table.
         CommitTimeoutError, PublishOutcomeUnknown, StorageError: as a write.
     """
+    _refuse_other(table, old, new)
     plan = _plan(storage, options, table)
     (target,) = plan.targets.values()
     _check_free(storage, plan, target, old)
@@ -215,6 +226,7 @@ def alter_property(
         TableNotFoundError: no such table.
         CommitTimeoutError, PublishOutcomeUnknown, StorageError: as a write.
     """
+    _refuse_other(table, name)
     if not nullable:
         raise OptionError(
             f"{name} can't be made NOT NULL: rows of older versions may have null",
@@ -231,6 +243,15 @@ def alter_property(
     return _reshaped(storage, options, plan, {name: name})
 
 
+def _refuse_other(*names: object) -> None:
+    """Refuse names of tables and properties that are no text."""
+    for name in names:
+        if not isinstance(name, str):
+            raise OptionError(
+                f"{name!r} can't be the name of a table or property", expected="a text"
+            )
+
+
 def _plan(storage: Storage, options: WriteOptions, table: str) -> WritePlan:
     snapshot = head(storage, options)
     shared.refuse_schema_change(storage, "Changing properties")
@@ -244,6 +265,10 @@ def _plan(storage: Storage, options: WriteOptions, table: str) -> WritePlan:
 
 
 def _column(name: str, kind: str | DataType) -> NewColumn:
+    if not isinstance(kind, (str, DataType)):
+        raise OptionError(
+            f"{kind!r} is not a property type", expected="a text such as String?, or a Spark type"
+        )
     engine = spark_types.asked_type(kind) if isinstance(kind, str) else kind
     if isinstance(engine, DataType):
         return spark_types.new_property(StructField(name, engine, True))

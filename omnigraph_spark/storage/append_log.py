@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from omnigraph_spark.errors import OmnigraphError, StorageError
-from omnigraph_spark.storage import store
+from omnigraph_spark.storage import layout, store
 from omnigraph_spark.storage.lance_errors import (
     DatasetNotFoundError,
     Outcome,
@@ -40,6 +42,15 @@ _DROP_EVERY = 64
 _RETENTION = timedelta(minutes=10)
 _APPEND_ATTEMPTS = 30
 _LONGEST_PAUSE_SECONDS = 0.5
+
+LOGS = frozenset(
+    {
+        layout.GRAPH_COMMITS,
+        layout.GRAPH_COMMIT_ACTORS,
+        layout.GRAPH_RUNS,
+        layout.GRAPH_RUN_ACTORS,
+    }
+)
 
 _log = logging.getLogger(__name__)
 
@@ -75,10 +86,34 @@ def read(
         StorageError: the store failed, twice: a reader that meets the dropping of old versions
             finds everything again in the newest one.
     """
+    with naming_repair(log.location):
+        try:
+            return _read(storage, log, branch, newest)
+        except DatasetNotFoundError:
+            return _read(storage, log, branch, newest)
+
+
+@contextmanager
+def naming_repair(location: str) -> Iterator[None]:
+    """Let what a damaged log raises name the call that makes it again; a refusal stays as it is.
+
+    Raises:
+        StorageError: of the same kind as what was raised inside.
+    """
     try:
-        return _read(storage, log, branch, newest)
-    except DatasetNotFoundError:
-        return _read(storage, log, branch, newest)
+        yield
+    except StorageError as error:
+        is_named = error.what.startswith(f"{location} can't be used")
+        is_refusal = type(error) not in (StorageError, DatasetNotFoundError)
+        if is_named or is_refusal or location not in LOGS:
+            raise
+        raise type(error)(
+            f"{location} can't be used: {error.what}",
+            expected="all files of this log",
+            found=error.found,
+            hint=f"If {location} is damaged, OmniGraph.repair(dry_run=False) "
+            "makes it again from __manifest",
+        ) from (error.__cause__ or error)
 
 
 def _read(

@@ -224,6 +224,6 @@ def _presentable(error: BaseException) -> BaseException | None:
 
 def first_sentence(text: str) -> str:
     """Return Lance's text without its source positions, shortened and without secrets."""
-    text = re.sub(r",?\s*/\S+/rust/\S+:\d+:\d+", "", text)
+    text = re.sub(r",?\s*/\S+/(?:rust|library)/\S+:\d+:\d+", "", text)
     text = " ".join(text.split())
     return redact(text if len(text) <= 300 else text[:299] + "…")

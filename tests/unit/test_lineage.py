@@ -18,12 +18,13 @@ from omnigraph_spark.history.init import init_graph
 from omnigraph_spark.maintenance import check as checks
 from omnigraph_spark.maintenance import repair
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.refs import refs
+from omnigraph_spark.refs import branches, refs
 from omnigraph_spark.refs.refs import Resolved
 from omnigraph_spark.storage import append_log, layout, store
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
-from tests.support.branches import ids_at, make
+from tests.support import merges
+from tests.support.branches import GRACE, ids_at, make, names
 from tests.support.catalogs import publish_like_the_engine, publish_version
 from tests.support.writes import PERSON, new_graph, write
 
@@ -215,3 +216,46 @@ def test_an_old_version_number_that_a_sleeper_gives_away_again_is_not_the_newest
     write(graph, {PERSON: ["y"]})
     assert len(commits.read_commits(graph)) == count + 1
     assert load(graph).graph_version == commits.read_commits(graph)[-1].manifest_version
+
+
+# --- branches beside a damaged lineage -----------------------------------------------------------
+
+
+def _cut(graph: Storage, pattern: str) -> None:
+    for path in Path(graph.root, layout.GRAPH_COMMITS).glob(pattern):
+        path.write_bytes(path.read_bytes()[:7])
+
+
+BESIDE = {
+    "create": lambda g: make(g, "new"),
+    "create of the past": lambda g: make(g, "new", "main@3"),
+    "merge": lambda g: merges.merge(g, "b"),
+    "merge into the branch": lambda g: merges.merge(g, "main", "b"),
+    "delete": lambda g: branches.delete_branch(g, "b", GRACE),
+    "time": lambda g: refs.named(g, "main@2099-01-01T00:00:00Z"),
+}
+
+
+@pytest.mark.parametrize("damage", ["_versions/*", "data/*", "tree/*/_versions/*", "tree/*/data/*"])
+@pytest.mark.parametrize("what", BESIDE)
+def test_what_needs_a_damaged_lineage_works_or_names_the_repair_that_makes_it_work(
+    graph: Storage, what: str, damage: str
+) -> None:
+    write(graph, {PERSON: ["m"]})
+    _cut(graph, damage)
+    told = ""
+    try:
+        BESIDE[what](graph)
+    except StorageError as refused:
+        told = str(refused)
+    if told:
+        assert "OmniGraph.repair(dry_run=False)" in told
+        assert "/rust" not in told
+        repair.repair(graph, dry_run=False, grace_seconds=GRACE)
+        BESIDE[what](graph)
+    for branch in names(graph):
+        write(graph, {PERSON: [f"after on {branch}"]}, branch=branch)
+        assert f"after on {branch}" in ids_at(graph, PERSON, branch)
+    if checks.check(graph):
+        repair.repair(graph, dry_run=False, grace_seconds=GRACE)
+    assert checks.check(graph) == []

@@ -271,6 +271,28 @@ def test_a_widening_that_dies_is_taken_back_or_stands_as_a_whole(
     assert check_graph(graph.root, crashed=point == "commit.published") == []
 
 
+@pytest.mark.parametrize(
+    ("call", "given", "kind"),
+    [
+        ("add_property", (PERSON, "id", "String?"), SchemaMismatchError),
+        ("add_property", (KNOWS, "src", "String?"), SchemaMismatchError),
+        ("add_property", (PERSON, 3, "String?"), OptionError),
+        ("add_property", (PERSON, "q", 3), OptionError),
+        ("drop_property", (None, "age"), OptionError),
+        ("drop_property", (PERSON, None), OptionError),
+        ("rename_property", (PERSON, "age", None), OptionError),
+        ("alter_property", (b"Person", "age", True), OptionError),
+    ],
+)
+def test_names_that_no_property_can_have_are_refused_by_type(
+    graph: Storage, call: str, given: tuple[object, ...], kind: type[OmnigraphError]
+) -> None:
+    before = graphs.file_hashes(Path(graph.root))
+    with pytest.raises(kind):
+        getattr(changes, call)(graph, asked(graph), *given)
+    assert graphs.file_hashes(Path(graph.root)) == before
+
+
 # --- drop and rename ---------------------------------------------------------------------------
 
 

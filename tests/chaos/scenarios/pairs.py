@@ -312,7 +312,8 @@ def chosen(steps: Mapping[str, list[str]], random: Random, *, large: bool) -> It
         for place, second in enumerate(steps):
             branches = [OLD, MAIN] if {first, second} <= BRANCHED else [MAIN]
             for number in range(count):
-                point = points[(offset + place + number * len(steps)) % len(points)]
+                step = number if large else offset + place + number * len(steps)
+                point = points[step % len(points)]
                 some = branches if large else [random.choice(branches)]
                 ends = (False, True) if large else (random.random() < 0.4,)
                 for branch, killed in product(some, ends):
