@@ -33,7 +33,8 @@ from omnigraph_spark.history.publishes import (
     publishes_between,
 )
 from omnigraph_spark.manifest import formats, lineage
-from omnigraph_spark.manifest.snapshot import open_manifest, read_rows
+from omnigraph_spark.manifest.snapshot import open_main, open_manifest, read_rows
+from omnigraph_spark.manifest.writable import branch_identifier
 from omnigraph_spark.storage import append_log, layout
 from omnigraph_spark.storage.append_log import AppendLog
 from omnigraph_spark.storage.lance_errors import Outcome, outcome_of, translated
@@ -114,6 +115,7 @@ def record_publish(
     graph_version: int,
     actor: str | None = None,
     merged_parent: str | None = None,
+    identifier: str | None = None,
 ) -> None:
     """Append the lineage row of a publish, and before it the rows of earlier publishes without one.
 
@@ -128,6 +130,7 @@ def record_publish(
         graph_version: The version of the branch's `__manifest` that the publish made.
         actor: Who wrote, if known.
         merged_parent: The commit that this publish merged in, if it is a merge.
+        identifier: What tells the branch from others of its name; another one gets no row.
 
     Raises:
         BranchNotFoundError: the graph has no such branch.
@@ -135,11 +138,13 @@ def record_publish(
     """
     own = PublishedVersion(graph_version, publish_id, _now(), actor, merged_parent)
     _faults.point("lineage.before_row")
-    record(storage, branch, own)
+    record(storage, branch, own, identifier)
     _faults.point("lineage.after_row")
 
 
-def record(storage: Storage, branch: str, own: PublishedVersion) -> None:
+def record(
+    storage: Storage, branch: str, own: PublishedVersion, identifier: str | None = None
+) -> None:
     """Append the row of a publish as `publishes_between` tells it, and those missing below it.
 
     Raises:
@@ -162,7 +167,14 @@ def record(storage: Storage, branch: str, own: PublishedVersion) -> None:
     previous = _chosen(below)[-1] if below else _inherited_head(storage, branch)
     after = previous.manifest_version if previous else 0
     publishes = [*publishes_between(storage, branch, after, own.graph_version), own]
-    _append(storage, branch, _chained(branch, publishes, previous), publishes)
+    if _is_other(storage, branch, identifier):
+        return
+    noted = _note_actors(storage, publishes)
+    _faults.point("lineage.after_actor")
+    if noted and _is_other(storage, branch, identifier):
+        return
+    rows = _rows(_chained(branch, publishes, previous))
+    append_log.append(storage, COMMITS, rows, layout.lance_branch(branch))
 
 
 def _near(storage: Storage, branch: str, version: int) -> list[Commit]:
@@ -227,9 +239,16 @@ def _after(previous: Commit | None, moment: datetime) -> datetime:
     return moment if previous is None else max(moment, previous.created_at + _TICK)
 
 
-def _append(
-    storage: Storage, branch: str, commits: list[Commit], publishes: list[PublishedVersion]
-) -> None:
+def _is_other(storage: Storage, branch: str, identifier: str | None) -> bool:
+    """Return whether a branch isn't the one that was published to, but another of its name."""
+    if identifier is None or branch_identifier(open_main(storage), branch) == identifier:
+        return False
+    _log.warning("branch %s was made again: a commit of the one before gets no row", branch)
+    return True
+
+
+def _note_actors(storage: Storage, publishes: list[PublishedVersion]) -> bool:
+    """Append who made commits, before their rows; returns whether there was anything to append."""
     # Actors first: a gap is filled by a later writer, a row without its actor by nobody.
     actors = [
         {"graph_commit_id": p.publish_id, "actor_id": p.actor, "created_at": p.created_at}
@@ -241,8 +260,7 @@ def _append(
             append_log.append(storage, COMMIT_ACTORS, COMMIT_ACTORS.rows(actors))
         except StorageError as error:  # `repair` finds them in `__manifest`
             _log.warning("the actors of %d commits aren't noted: %s", len(actors), error)
-    _faults.point("lineage.after_actor")
-    append_log.append(storage, COMMITS, _rows(commits), layout.lance_branch(branch))
+    return bool(actors)
 
 
 def _ensure_branch(storage: Storage, branch: str) -> None:

@@ -249,7 +249,12 @@ class _Maintenance:
         publish_id = self.round.publish_id
         self._tidy(
             lambda: commits.record_publish(
-                self.storage, self.branch, publish_id, done.graph_version, self.actor
+                self.storage,
+                self.branch,
+                publish_id,
+                done.graph_version,
+                self.actor,
+                identifier=self.identifier,
             )
         )
         self._tidy(heartbeat.remove)

@@ -17,6 +17,7 @@ from omnigraph_spark.errors import (
     OptionError,
     PublishOutcomeUnknown,
 )
+from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import cleanup as cleaning
 from omnigraph_spark.maintenance.check import check
 from omnigraph_spark.maintenance.repair import repair
@@ -376,4 +377,29 @@ def test_a_table_fork_with_a_ref_and_no_folder_is_made_again_by_the_next_write(
         graph.delete(info.path)
     write_ids(graph, "b", PERSON, ["acknowledged"])
     assert ids_at(graph, PERSON, "b") == ["acknowledged", "first"]
+    assert check(graph) == []
+
+
+# --- the lineage ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", ["lineage.before_row", "lineage.after_actor"])
+def test_the_commit_of_a_deleted_branch_is_none_of_the_branch_that_took_its_name(
+    graph: Storage, point: str
+) -> None:
+    save_acknowledged(graph)
+
+    def made_again() -> None:
+        remove(graph, "b")
+        make(graph, "b")
+        write_ids(graph, "b", PERSON, ["of the new one"], actor="ann")
+
+    _faults.arm(point, once(made_again))
+    done = write_ids(graph, "b", PERSON, ["of the old one"], actor="bob")
+    line = commits.read_commits(graph, "b")
+    assert [one.actor_id for one in line][-1] == "ann"
+    versions = [one.manifest_version for one in line]
+    assert versions == sorted({*versions})
+    assert done
+    assert ids_at(graph, PERSON, "b") == ["first", "of the new one"]
     assert check(graph) == []

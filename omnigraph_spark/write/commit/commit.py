@@ -515,6 +515,7 @@ class _Write:
                     published.graph_version,
                     plan.actor,
                     plan.merged_parent,
+                    plan.branch_identifier,
                 )
             )
         if self._run_started:

@@ -139,7 +139,11 @@ def roll_back(
     _faults.point("heal.after_publish")
     try:
         commits.record_publish(
-            round_.storage, snapshot.branch, publish_id, published.graph_version, None
+            round_.storage,
+            snapshot.branch,
+            publish_id,
+            published.graph_version,
+            identifier=identifier,
         )
     except StorageError as error:  # the next publish of the branch fills the gap
         _log.warning("rolling back a dead write has no row in the lineage yet: %s", error)
