@@ -159,6 +159,7 @@ def merge_columns(
     if not agreed:
         _refuse_unlike(work)
     _adopt_names(work)
+    _match_altered(work)
     for side in (SOURCE, TARGET):
         if not certain[side]:
             _refuse_unclear(work, side)
@@ -222,6 +223,35 @@ def _adopt_names(work: _Merge) -> None:
             there = now in new and work.fields[side][now].kind == work.base[name].kind
             if name != now and name not in work.found[side] and there:
                 work.found[side][name] = now
+
+
+def _match_altered(work: _Merge) -> None:
+    """Match columns that have another type than in the base, where both sides gave it the same.
+
+    Raises:
+        SchemaMismatchError: one side alone did; values of the other would have to be written again.
+    """
+    for name in work.base:
+        other_type = [
+            side
+            for side in (SOURCE, TARGET)
+            if name not in work.found[side] and name in work.fields[side]
+        ]
+        kinds = {side: one[name].kind for side, one in work.fields.items() if name in one}
+        if len(other_type) == 2 and kinds[SOURCE] == kinds[TARGET]:
+            for side in other_type:
+                work.found[side][name] = name
+        elif other_type:
+            theirs, ours = (kinds.get(side, "no such column") for side in (SOURCE, TARGET))
+            changed, other = other_type[0], TARGET if other_type[0] == SOURCE else SOURCE
+            on, here = work.branches[changed], work.branches[other]
+            work.refuse(
+                name,
+                f"{on} gave {name} another type",
+                f"one type on {on} and {here}: {ours}",
+                theirs,
+                f"Call alter_property({work.key!r}, {name!r}, type=…, branch={here!r})",
+            )
 
 
 def _refuse_unclear(work: _Merge, side: str) -> None:

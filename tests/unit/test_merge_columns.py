@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from omnigraph_spark import _faults
@@ -360,3 +361,23 @@ def test_tables_that_one_side_made_or_dropped_come_and_go_beside_changed_columns
     merge(graph, "dev")
     assert merges.COMPANY not in load(graph).tables
     assert "q" in people(graph)[0]
+
+
+@pytest.mark.parametrize("changed", ["source", "target"])
+def test_a_property_that_one_side_gave_a_wider_type_is_asked_for_and_then_merged(
+    tmp_path: Path, changed: str
+) -> None:
+    graph = Storage.at(str(tmp_path / "g"))
+    small = pa.array([1, 2], pa.int32())
+    save(graph.root, {"id": ["a", "b"], "n": small}, table=P)
+    make(graph, "dev")
+    one, other = _sides("main", changed)
+    changes.widen_property(graph, write_options(graph, branch=one), P, "n", "I64?")
+    put(graph, one, id=["a"], n=[2**40])
+    put(graph, other, id=["b", "c"], n=pa.array([20, 3], pa.int32()))
+    with pytest.raises(SchemaMismatchError, match=f"{one} gave n another type") as refused:
+        merge(graph, "dev")
+    assert f"alter_property('{P}', 'n', type=…, branch='{other}')" in str(refused.value)
+    changes.widen_property(graph, write_options(graph, branch=other), P, "n", "I64?")
+    merge(graph, "dev")
+    assert people(graph) == [row("a", n=2**40), row("b", n=20), row("c", n=3)]
