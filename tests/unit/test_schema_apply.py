@@ -30,6 +30,7 @@ from tests.format_checker import check_graph
 from tests.support import graphs
 from tests.support.frames import nothing_written
 from tests.support.plain_writes import rows, save
+from tests.support.stores import Store
 from tests.support.writes import Died, die, once, write_options
 
 LOCK = "__schema_apply_lock__"
@@ -201,3 +202,24 @@ def test_schema_files_that_contradict_the_tables_are_not_changed(root: str) -> N
         add_firm(root)
     assert not any(Path(root, name).exists() for name in schema_lock.STAGED)
     assert LOCK not in lance.dataset(f"{root}/__manifest").branches.list()
+
+
+def test_tables_come_and_go_in_a_graph_in_any_store(store: Store) -> None:
+    root, storage = store.uri("graph"), store.storage("graph")
+    given = dict(store.options)
+    save(
+        root, {"name": ["ann"]}, table="node:Person", keys="Person: name", graphFormat="6", **given
+    )
+    _faults.arm("schema_apply.published", once(die))
+    with contextlib.suppress(Died):
+        add_firm(root, **given)
+    _faults.disarm()
+    add_firm(root, **given)
+    found = load(storage)
+    assert {key: one.row_count for key, one in found.tables.items()} == {
+        "node:Firm": 1,
+        "node:Person": 1,
+    }
+    assert storage.get("_schema.pg.staging") is None
+    properties.drop_table(storage, write_options(storage, **given), ["node:Firm"])
+    assert sorted(load(storage).tables) == ["node:Person"]
