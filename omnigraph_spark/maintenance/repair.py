@@ -18,7 +18,7 @@ from omnigraph_spark.history import runs
 from omnigraph_spark.maintenance import check as checks
 from omnigraph_spark.maintenance import logs, moved
 from omnigraph_spark.maintenance.check import Finding, check
-from omnigraph_spark.manifest import crash_records, migrations
+from omnigraph_spark.manifest import crash_records, migrations, schema_lock
 from omnigraph_spark.manifest.crash_records import Heartbeat
 from omnigraph_spark.manifest.publisher import has_publish
 from omnigraph_spark.manifest.snapshot import load, open_main, open_manifest, read_rows
@@ -60,6 +60,8 @@ def repair(storage: Storage, dry_run: bool = True, grace_seconds: float = 10.0) 
         OmnigraphError: as the steps raise; what was repaired before stays repaired.
     """
     found = [one for one in check(storage) if one.repairable]
+    if not dry_run:
+        schema_lock.recover(storage, grace_seconds)
     if not dry_run and found:
         migrations.refuse_newer(open_main(storage))
         crash_records.refuse_foreign(storage, grace_seconds)

@@ -141,7 +141,8 @@ def refuse_foreign(storage: Storage, wait_seconds: float = 0.0) -> None:
                 found=f"{len(found)} record(s)",
                 hint=(
                     "Nothing was written. Open the graph for writing with the engine that left it,"
-                    " which finishes or undoes that write, and run this again"
+                    " which finishes or undoes that write, and run this again. A change of tables"
+                    " by this connector that died is finished by OmniGraph.repair(dry_run=False)"
                 ),
             )
         time.sleep(_POLL_SECONDS)

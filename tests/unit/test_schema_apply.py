@@ -20,6 +20,7 @@ from omnigraph_spark.errors import (
     UnsupportedError,
 )
 from omnigraph_spark.history import schema_apply
+from omnigraph_spark.maintenance.repair import repair
 from omnigraph_spark.manifest import schema_lock
 from omnigraph_spark.manifest.crash_records import Heartbeat
 from omnigraph_spark.manifest.snapshot import load
@@ -134,6 +135,19 @@ def test_a_change_whose_process_dies_is_all_there_or_not_at_all_after_the_next_w
         add_firm(root)
         assert check_graph(root) == []
         assert rows(root, "node:Firm", "title") == [("x",)]
+
+
+@pytest.mark.parametrize("point", ["schema_apply.staged", "schema_apply.published"])
+def test_a_repair_finishes_or_undoes_a_change_whose_process_died(root: str, point: str) -> None:
+    _faults.arm(point, once(die))
+    with contextlib.suppress(Died):
+        add_firm(root)
+    _faults.disarm()
+    repair(Storage.at(root), dry_run=True)
+    assert check_graph(root) != []
+    repair(Storage.at(root), dry_run=False, grace_seconds=0.1)
+    assert check_graph(root) == []
+    assert ("node:Firm" in load(Storage.at(root)).tables) is (point in AFTER)
 
 
 def test_what_a_change_that_fails_has_made_is_gone(root: str) -> None:
