@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from omnigraph_spark import option_values, options
+from omnigraph_spark.api.arguments import checked
 from omnigraph_spark.api.maintenance import MaintenanceMethods
 from omnigraph_spark.api.queries import QueryMethods, view_names
 from omnigraph_spark.api.refs import RefMethods
@@ -64,6 +65,7 @@ def _make_active(spark: SparkSession) -> None:
 
 
 @for_people
+@checked
 @dataclass(frozen=True)
 class OmniGraph(
     RefMethods, QueryMethods, MaintenanceMethods, SchemaMethods, RowMethods, StagingMethods

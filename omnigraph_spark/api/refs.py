@@ -41,7 +41,7 @@ class RefMethods:
 
         return refs.list_branches(self._store())
 
-    def create_branch(self, name: str, from_ref: str = layout.MAIN) -> None:
+    def create_branch(self, name: str, from_ref: int | str = layout.MAIN) -> None:
         """Make a branch; tables are shared with what it is made from until they are written to.
 
         `from_ref` is a branch (its head), `dev@7`, `dev@2024-01-31T12:00:00Z`, a tag, a commit id,
@@ -82,7 +82,7 @@ class RefMethods:
 
         return refs.list_tags(self._store())
 
-    def tag(self, name: str, ref: str = layout.MAIN) -> Tag:
+    def tag(self, name: str, ref: int | str = layout.MAIN) -> Tag:
         """Name a version of all tables, and keep it from every cleanup until the tag is deleted.
 
         Raises:
@@ -126,7 +126,9 @@ class RefMethods:
         asked = self._write_options("overwrite", branch, write_options)
         return restore.restore(self._store(), asked, str(version))
 
-    def diff(self, before: str, after: str = layout.MAIN, table: str | None = None) -> DataFrame:
+    def diff(
+        self, before: int | str, after: int | str = layout.MAIN, table: str | None = None
+    ) -> DataFrame:
         """Return the rows that differ between two refs: `_table`, `_change_type`, the row.
 
         `_change_type` is `insert`, `delete`, `update_preimage` or `update_postimage`. Refs are as

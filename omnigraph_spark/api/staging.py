@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from omnigraph_spark.api.arguments import checked
 from omnigraph_spark.errors import (
     ExpectedVersionMismatch,
     IntegrityError,
@@ -180,6 +181,7 @@ class _Side:
 
 
 @for_people
+@checked
 class Transaction(_Side):
     """Writes that become one publish, or nothing; made by `OmniGraph.transaction`.
 
@@ -311,6 +313,7 @@ class Transaction(_Side):
 
 
 @for_people
+@checked
 class Staged(_Side):
     """A graph that is written to on the side until it is good enough; made by `OmniGraph.stage`."""
 

@@ -248,7 +248,7 @@ def resolve(
     return Resolved(branch, None)
 
 
-def named(storage: Storage, text: str) -> Resolved:
+def named(storage: Storage, ref: int | str) -> Resolved:
     """Return what the text of a ref means; on the driver.
 
     A branch's name is its head, `branch@7` a version on its lineage, `branch@2024-01-31T12:00:00Z`
@@ -260,7 +260,7 @@ def named(storage: Storage, text: str) -> Resolved:
         OptionError: a malformed time, or one without a zone.
         StorageError: the store failed.
     """
-    text = text.strip()
+    text = str(ref).strip()
     if text in {branch.name for branch in list_branches(storage)}:
         return Resolved(text, None)
     branch, mark, version = text.rpartition("@")
