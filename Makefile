@@ -24,7 +24,7 @@ in_venv = PYSPARK_PYTHON=$(CURDIR)/$(1)/bin/python $(1)/bin/python
 install = $(PYTHON) -m venv $(1) && $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-floors test-rounds test-connect test-wheel test-all lint type format docs site bench chaos clean
+.PHONY: help demo test test-engine test-floors test-rounds test-connect test-wheel test-all lint type format docs site bench chaos clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -35,7 +35,13 @@ demo: $(VENV)/.ready  ## read, copy and extend a real graph, and show it
 # The exports are read by Spark once, on executors of their own, and by Spark 4.0 in `test-floors`.
 test: $(VENV)/.ready  ## all tests on the newest PySpark 4
 	$(call in_venv,$(VENV)) -m pytest tests/interop --spark-master 'local-cluster[2,1,1024]' $(ARGS)
-	$(call in_venv,$(VENV)) $(PYTEST) --ignore=tests/interop/test_exports_spark.py $(ARGS)
+	$(call in_venv,$(VENV)) $(PYTEST) --ignore=tests/interop/test_exports_spark.py --ignore=tests/engine $(ARGS)
+
+# Programs of the original engine, named by the environment or kept beside the project
+# (docs/internals/development.md); without one its tests are skipped. `ENGINE_TESTS=all` runs all of them.
+ENGINE_TESTS = sample
+test-engine: $(VENV)/.ready  ## the original engine's programs on graphs of ours, and the other way round
+	OMNIGRAPH_ENGINE_TESTS=$(ENGINE_TESTS) $(call in_venv,$(VENV)) $(PYTEST) --dist load tests/engine $(ARGS)
 
 test-floors: $(VENV_40)/.ready  ## all that touches PySpark, on 4.0 and the other oldest versions
 	$(call in_venv,$(VENV_40)) $(PYTEST) tests/contract tests/interop tests/s3 tests/spark tests/unit \
@@ -61,8 +67,9 @@ test-connect: $(VENV_CONNECT)/.ready  ## Spark Connect and pipelines, with what 
 test-wheel: $(VENV)/.ready  ## build wheel and sdist, install them in clean environments, run the quickstart
 	.ci/wheel $(PYTHON) $(filter pyarrow==%,$(FLOORS)) $(filter pyspark==%,$(FLOORS)) 'pyspark>=4,<5'
 
-test-all:  ## all four
+test-all:  ## all five
 	$(MAKE) test
+	$(MAKE) test-engine
 	$(MAKE) test-rounds
 	$(MAKE) test-connect
 	$(MAKE) test-floors

@@ -21,7 +21,7 @@ from omnigraph_spark.manifest import known_types
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, open_main
 from omnigraph_spark.manifest.writable import branch_identifier
 from omnigraph_spark.options import WriteOptions
-from omnigraph_spark.refs import forks, property_files, refs
+from omnigraph_spark.refs import forks, property_files, refs, same_schema
 from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
@@ -100,6 +100,7 @@ def plan_restore(storage: Storage, options: WriteOptions, old: Snapshot) -> Rest
             `restore`.
     """
     now = head(storage, options)
+    same_schema.refuse_other(storage, now, old)
     moved = [key for key, entry in old.tables.items() if _pin(now, key) != _pin(old, key)]
     ways = {key: _way(storage, now, old.tables[key]) for key in moved}
     for key in moved:

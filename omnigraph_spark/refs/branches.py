@@ -32,7 +32,7 @@ from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import VERSION
 from omnigraph_spark.manifest.snapshot import Snapshot, load, open_manifest, read_rows
 from omnigraph_spark.manifest.writable import fence, open_for_writing
-from omnigraph_spark.refs import forks, refs, tags
+from omnigraph_spark.refs import forks, refs, same_schema, tags
 from omnigraph_spark.refs.refs import Resolved
 from omnigraph_spark.storage import append_log, layout
 from omnigraph_spark.storage.ids import new_ulid
@@ -81,6 +81,8 @@ def create_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
         raise _taken(name)
     _refuse_nested(storage, name, names)
     snapshot = load(storage, from_ref.branch, version)
+    if from_ref.version is not None:
+        same_schema.refuse_other(storage, load(storage, from_ref.branch), snapshot)
     try:
         _remove_leftovers(storage, name, snapshot)
         _clone_lineage(storage, name, from_ref)

@@ -168,6 +168,7 @@ ACTIONS: dict[str, Callable[[Storage], object]] = {
 }
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("what", ACTIONS)
 def test_the_engine_reads_and_extends_a_graph_after(
     engine: Engine, graph: Storage, what: str
@@ -228,6 +229,7 @@ def test_what_is_written_at_stamp_3_is_what_an_engine_of_stamp_2_goes_on_with(
     assert ours == [one["graph_commit_id"] for one in engine.commits(Path(graph.root))]
 
 
+@pytest.mark.sample
 def test_the_engine_reads_merges_and_deletes_our_branches(engine: Engine, graph: Storage) -> None:
     root = str(graph.root)
     branches.make(graph, "dev")
@@ -325,6 +327,7 @@ def test_the_engine_goes_on_with_its_own_graphs_after_our_writes(
     assert "zoe" in agree(engine, storage)[PERSON]
 
 
+@pytest.mark.sample
 def test_writers_of_both_kinds_lose_nothing_side_by_side(engine: Engine, graph: Storage) -> None:
     """Each load of the engine that it acknowledges, and each write of ours, is there once."""
     root = Path(graph.root)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from tests.support.graphs import Export, parse_export
 
@@ -74,8 +75,7 @@ class Engine:
         self, root: Path, lines: Sequence[Line], mode: str = "merge", branch: str = "main"
     ) -> list[str]:
         """Return the arguments of a load, its rows in a file beside the graph."""
-        number = len([*root.parent.glob("*.jsonl")])
-        data = root.parent / f"{root.name}.{number}.jsonl"
+        data = root.parent / f"{root.name}.{uuid4().hex}.jsonl"
         data.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         asked = ["load", str(root), "--data", str(data), "--mode", mode]
         return [*asked, "--branch", branch, "--json"]
