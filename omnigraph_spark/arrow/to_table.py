@@ -253,6 +253,33 @@ def _table_column(batch: pa.RecordBatch, field: pa.Field, table_key: str, leaf: 
         ) from error
 
 
+def refuse_empty_blobs(batch: pa.RecordBatch, schema: pa.Schema, table_key: str) -> None:
+    """Refuse a frame's empty blobs where NULL is allowed: in the engine's files the two are one.
+
+    On executors, once per batch. Rows that are stored already are not asked.
+
+    Raises:
+        SchemaMismatchError: names the column.
+    """
+    for field in schema:
+        if field.nullable and is_blob(field) and field.name in batch.schema.names:
+            _refuse_empty(batch.column(field.name), field.name, table_key)
+
+
+def _refuse_empty(column: pa.Array, name: str, table_key: str) -> None:
+    if not (pt.is_binary(column.type) or pt.is_large_binary(column.type)):
+        return
+    if pc.any(pc.equal(pc.binary_length(column), 0)).as_py():
+        raise SchemaMismatchError(
+            f"Column {name} of {table_key} holds an empty BINARY, which would be read as NULL",
+            expected="bytes or NULL, or a property that is NOT NULL",
+            found="X''",
+            hint=f"Write nullif({name}, X''), or make the property NOT NULL with add_table",
+            table_key=table_key,
+            column=name,
+        )
+
+
 def _converted(column: pa.Array, target: pa.DataType, leaf: Leaf) -> pa.Array:
     refuse_broken_text(column)
     return convert(column, target, leaf)

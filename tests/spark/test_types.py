@@ -341,12 +341,23 @@ def test_vectors_come_back_in_their_rows_and_other_widths_are_refused(graph: Gra
 @pytest.mark.parametrize("ascending", [True, False])
 def test_blobs_come_back_with_their_ids(graph: Graph, ascending: bool) -> None:
     big = "CAST(repeat('ab', 1000000) AS BINARY)"
-    frame = numbered(graph.spark, "X'41'", "X''", "CAST(NULL AS BINARY)", big)
+    frame = numbered(graph.spark, "X'41'", "X'00FF'", "CAST(NULL AS BINARY)", big)
     graph.write(frame.coalesce(1).sortWithinPartitions("id", ascending=ascending))
-    assert graph.rows("c") == [b"A", None, None, b"ab" * 1_000_000]
-    assert [row.c for row in graph.read().where("id = '2'").collect()] == [None]
-    assert graph.read().where("c IS NULL").count() == 2
+    assert graph.rows("c") == [b"A", b"\x00\xff", None, b"ab" * 1_000_000]
+    assert [row.c for row in graph.read().where("id = '2'").collect()] == [b"\x00\xff"]
+    assert graph.read().where("c IS NULL").count() == 1
     assert graph.read().where("c = X'41'").count() == 1
+
+
+def test_an_empty_binary_never_becomes_null(graph: Graph) -> None:
+    empty = numbered(graph.spark, "X'41'", "X''", "CAST(NULL AS BINARY)")
+    with pytest.raises(Exception, match=r"OMNIGRAPH_SCHEMA_MISMATCH\].*column|Column c"):
+        graph.write(empty)
+    graph.write(empty.selectExpr("id", "nullif(c, X'') AS c"))
+    assert graph.rows("c") == [b"A", None, None]
+    with pytest.raises(Exception, match=r"Column c of node:Person holds an empty BINARY"):
+        graph.write(empty, writeMode="merge")
+    assert graph.rows("c") == [b"A", None, None]
 
 
 @pytest.mark.parametrize("kind", ["BINARY", "ARRAY<FLOAT>", "STRING"])

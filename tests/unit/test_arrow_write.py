@@ -298,7 +298,7 @@ def test_blobs_come_back_on_their_rows_from_a_real_dataset(tmp_path: Path, turne
     batch = pa.record_batch(
         {
             "id": ids,
-            "pic": pa.array([values[one] for one in ids], pa.binary()),
+            "pic": pa.array([values[one] or None for one in ids], pa.binary()),
             "must": pa.array([values[one] or b"" for one in ids], pa.binary()),
         }
     )
@@ -317,6 +317,18 @@ def test_blobs_come_back_on_their_rows_from_a_real_dataset(tmp_path: Path, turne
         ]
         assert rows
         assert {r["id"]: (r["pic"], r["must"]) for r in rows}.items() <= expected.items()
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_an_empty_blob_is_refused_where_it_would_be_read_as_null(kind: pa.DataType) -> None:
+    batch = pa.record_batch({"pic": pa.array([b"A", None, b""], kind)})
+    field = pa.field("pic", property_types.blob_type())
+    with pytest.raises(SchemaMismatchError, match=r"Column pic of .* an empty BINARY.*nullif"):
+        to_table.refuse_empty_blobs(batch, pa.schema([field]), KEY)
+    full = pa.record_batch({"pic": pa.array([b"A", b""], kind)})
+    to_table.refuse_empty_blobs(full, pa.schema([field.with_nullable(False)]), KEY)
+    kept = to_table.to_table_batch(full, pa.schema([field.with_nullable(False)]), KEY)
+    assert kept.column("pic").storage.field("data").to_pylist() == [b"A", b""]
 
 
 def test_a_blob_column_of_a_schema_that_was_read_without_lance_is_written_too() -> None:

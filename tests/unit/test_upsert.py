@@ -684,14 +684,14 @@ def test_a_merge_that_changes_one_byte_of_a_blob_is_seen_and_moves_no_other(
         columns = {"id": [*found], "pic": pa.array(found.values(), pa.binary())}
         return to_table_batch(pa.RecordBatch.from_pydict(columns), stored, T)
 
-    first = {"p1": b"A", "p2": b"", "p3": None, "p4": large}
+    first = {"p1": b"A", "p2": b"\0", "p3": None, "p4": large}
     append(storage, pictures(**first), new=new)
     upsert(storage, [pictures(**dict(reversed(first.items())))], new=new)
     version = load(storage).version(T)
     other = large[:-1] + b"y"
     upsert(storage, [pictures(p4=other)], new=new)
     found = table(storage)
-    assert [found[key]["pic"] or None for key in first] == [b"A", None, None, other]
+    assert [found[key]["pic"] or None for key in first] == [b"A", b"\0", None, other]
     assert found["p4"]["_row_last_updated_at_version"] == load(storage).version(T) > version
     assert dataset(storage).count_rows(filter="id = 'p2'") == 1
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from omnigraph_spark.arrow import frame_batches
 from omnigraph_spark.arrow.frame_batches import Ownership
-from omnigraph_spark.arrow.to_table import refuse_broken_columns, to_table_batch
+from omnigraph_spark.arrow.to_table import refuse_broken_columns, refuse_empty_blobs, to_table_batch
 from omnigraph_spark.errors import IntegrityError
 from omnigraph_spark.integrity.screen import Screen
 from omnigraph_spark.storage import layout
@@ -76,7 +76,9 @@ def route(
             if screen is not None:
                 rows = screen.incoming(rows, target.schema, key, target.key)
             filled = _with_ids(rows, target, exact)
-            made = to_table_batch(filled, _written(target, filled.schema.names), key, exact)
+            wanted = _written(target, filled.schema.names)
+            refuse_empty_blobs(filled, wanted, key)
+            made = to_table_batch(filled, wanted, key, exact)
             replaced.refuse_outside(target, made)
             yield key, made if screen is None else screen.outgoing(made, key)
     if screen is not None:
