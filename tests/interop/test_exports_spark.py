@@ -30,7 +30,7 @@ def test_the_whole_graph_frame_of_a_branch_equals_the_export(
     root = store.fixture(generation, graph)
     frame = _load(spark, root, store, branch=branch)
     assert frame.columns[:4] == ["_table", "id", "src", "dst"]
-    assert frame.columns[4:] == sorted(frame.columns[4:])
+    assert len(set(frame.columns)) == len(frame.columns)
     rows = [row.asDict() for row in frame.collect()]
     assert exports.whole_graph_tables(rows) == exports.filled_tables(export)
 
