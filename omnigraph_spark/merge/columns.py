@@ -1,9 +1,9 @@
 """What a merge makes of the columns of a table: what one side alone changed is taken from it.
 
 Runs on the driver, from metadata. A property that was added, renamed, dropped or may be null since
-the common version comes, goes or changes in the merged table as its rows do. Lance numbers columns
-for ever, so a renamed one is known by its number where the common version lies on the side's own
-line; after an earlier merge it may not, and then a column that may have been renamed is asked for.
+the common version comes, goes or changes in the merged table as its rows do. A renamed one is known
+by its number where the common version lies on the side's own line and nothing else had the number
+since (`renames`); otherwise a column that may have been renamed is asked for.
 """
 
 from __future__ import annotations
@@ -15,18 +15,11 @@ from typing import NamedTuple, NoReturn
 import pyarrow as pa
 
 from omnigraph_spark.errors import SchemaMismatchError
-from omnigraph_spark.manifest.rows import TOMBSTONE
-from omnigraph_spark.manifest.snapshot import (
-    Snapshot,
-    TableEntry,
-    highest_of,
-    open_manifest,
-    read_rows,
-)
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
+from omnigraph_spark.merge.renames import Line
 from omnigraph_spark.merge.rules import SOURCE, TARGET
-from omnigraph_spark.refs import forks
 from omnigraph_spark.schema.model import EdgeType, NodeType, fitted, reshaped, with_lost
-from omnigraph_spark.storage import column_numbers, layout
+from omnigraph_spark.storage import column_numbers
 from omnigraph_spark.storage.relocation import open_for_reading
 from omnigraph_spark.storage.store import Storage
 
@@ -150,19 +143,18 @@ def merge_columns(
     agreed = len(known) == len(bases) and all(_kinds(one) == _kinds(known[0]) for one in known)
     base = known[0] if agreed else fields[TARGET]
     first = entries[bases[0]] if agreed else target
-    certain = {
-        side: _follows(storage, first, entry, heads[side])
+    lines = {
+        side: Line(storage, first, entry, heads[side])
         for side, entry in ((SOURCE, source), (TARGET, target))
     }
-    found = {side: _matched(base, fields[side], certain[side]) for side in (SOURCE, TARGET)}
+    found = {side: _matched(base, fields[side], lines[side]) for side in (SOURCE, TARGET)}
     work = _Merge(target.table_key, branches, fields, base, found)
     if not agreed:
         _refuse_unlike(work)
     _adopt_names(work)
     _match_altered(work)
     for side in (SOURCE, TARGET):
-        if not certain[side]:
-            _refuse_unclear(work, side)
+        _refuse_unclear(work, side, is_one_line=lines[side].spans is not None)
     work.names = {side: {} for side in entries}
     return _merged(work, bases)
 
@@ -186,31 +178,15 @@ def _kinds(fields: _Fields) -> dict[str, str]:
     return {name: one.kind for name, one in fields.items()}
 
 
-def _follows(storage: Storage, base: TableEntry, entry: TableEntry, head: Snapshot) -> bool:
-    """Return whether a version came from the base by changes of this table: its numbers hold."""
-    line, version = entry.table_branch, entry.table_version
-    if base.location != entry.location:
-        return False
-    while line != base.table_branch:
-        began = forks.origin(storage, entry.location, line)
-        if began is None:
-            return False
-        line, version = layout.lance_branch(began[0]), began[1]
-    if version < base.table_version:
-        return False
-    rows = read_rows(open_manifest(storage, head.branch, head.graph_version))
-    return highest_of(rows, TOMBSTONE).get(entry.table_key, 0) < base.table_version
-
-
-def _matched(base: _Fields, side: _Fields, certain: bool) -> dict[str, str]:
+def _matched(base: _Fields, side: _Fields, line: Line) -> dict[str, str]:
     """Return, by column of the base, what a side calls it; what it doesn't have is left out."""
     found = {n: n for n, one in base.items() if n in side and side[n].kind == one.kind}
-    if not certain or any(base[n].number != side[n].number for n in found):
-        return found
     by_number = {one.number: name for name, one in side.items() if name not in found}
     for name, one in base.items():
         now = by_number.get(one.number)
-        if name not in found and now is not None and side[now].kind == one.kind:
+        if name in found or now is None or side[now].kind != one.kind:
+            continue
+        if line.keeps(one.number):
             found[name] = now
     return found
 
@@ -254,14 +230,20 @@ def _match_altered(work: _Merge) -> None:
             )
 
 
-def _refuse_unclear(work: _Merge, side: str) -> None:
-    """Refuse where a column is gone from a side, and a new one may be the same under a new name."""
+def _refuse_unclear(work: _Merge, side: str, *, is_one_line: bool) -> None:
+    """Refuse where a column is gone from a side, and a new one may be the same under a new name.
+
+    On one line of versions (`is_one_line`) a number above all of the base's is that of a column
+    that was added: who numbers columns again gives no higher numbers.
+    """
     other = TARGET if side == SOURCE else SOURCE
+    highest = max(one.number for one in work.base.values())
     for name, one in work.base.items():
         if name in work.found[side] or name not in work.found[other]:
             continue
         for now in work.new(side):
-            if work.fields[side][now].kind == one.kind:
+            is_added = is_one_line and work.fields[side][now].number > highest
+            if work.fields[side][now].kind == one.kind and not is_added:
                 on, here = work.branches[side], work.branches[other]
                 work.refuse(
                     name,

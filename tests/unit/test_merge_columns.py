@@ -276,6 +276,54 @@ def test_a_rename_after_an_earlier_merge_is_asked_for_and_never_loses_values(
     ]
 
 
+@pytest.mark.parametrize("how", ["overwritten", "compacted"])
+@pytest.mark.parametrize("changed", ["source", "target"])
+def test_a_new_property_with_the_number_of_a_dropped_one_never_gets_its_values(
+    tmp_path: Path, changed: str, how: str
+) -> None:
+    graph = Storage.at(str(tmp_path / "g"))
+    for name in "ab":
+        save(graph.root, {"id": [name], "m": ["x"], "n": [1]}, table=P)
+    make(graph, "dev")
+    one, other = _sides("main", changed)
+    drop(graph, one)
+    if how == "overwritten":
+        kept = {"id": ["a", "b"], "m": ["x", "x"]}
+        save(graph.root, kept, overwrite=True, table=P, branch=one)
+    else:
+        optimize(graph, one, None, run_here)
+    add(graph, one, "q", "I64?")
+    put(graph, one, id=["a"], m=["x"], q=[77])
+    put(graph, other, id=["new"], m=["y"], n=[5])
+    with pytest.raises(SchemaMismatchError, match=f"{one} renamed n to q, or dropped n and added"):
+        merge(graph, "dev")
+    drop(graph, other)
+    merge(graph, "dev")
+    assert people(graph) == [
+        row("a", m="x", q=77),
+        row("b", m="x", q=None),
+        row("new", m="y", q=None),
+    ]
+
+
+@pytest.mark.parametrize("changed", ["source", "target"])
+def test_a_renamed_property_keeps_its_values_beside_one_that_was_dropped_and_added_again(
+    graph: Storage, changed: str
+) -> None:
+    one, other = _sides("main", changed)
+    drop(graph, one)
+    add(graph, one, "n", "I64?")
+    rename(graph, one, "m", "text")
+    put(graph, other, id=["d"], n=[4], m=["v"])
+    merge(graph, "dev")
+    assert people(graph) == [
+        row("a", n=None, text="x"),
+        row("b", n=None, text="y"),
+        row("c", n=None, text="z"),
+        row("d", n=4, text="v"),
+    ]
+
+
 def test_columns_are_merged_again_after_an_earlier_merge(graph: Storage) -> None:
     add(graph, "dev")
     put(graph, "dev", id=["a"], n=[1], m=["x"], q=["qa"])
