@@ -242,6 +242,22 @@ def test_rows_that_land_while_a_property_is_widened_are_widened_too(graph: Stora
     assert check_graph(graph.root) == []
 
 
+def test_a_type_that_another_writer_gave_meanwhile_stays(graph: Storage) -> None:
+    changes.add_property(graph, asked(graph), PERSON, "sum", "DECIMAL(5,2)")
+    wider = ("DECIMAL(12,6)", "DECIMAL(8,2)")
+    rival, late = (
+        lambda kind=kind: changes.widen_property(graph, asked(graph), PERSON, "sum", kind)
+        for kind in wider
+    )
+    _faults.arm("commit.entered", once(rival))
+    with pytest.raises(SchemaMismatchError, match="were changed by another writer meanwhile"):
+        late()
+    assert rows_of(graph, PERSON) == [{**FIRST, "sum": None}]
+    entry = load(graph).tables[PERSON]
+    stored = graph.dataset(entry.location, None, entry.table_version).schema
+    assert str(stored.field("sum").type) == "decimal128(12, 6)"
+
+
 def test_rows_that_were_staged_before_a_property_was_widened_are_refused(graph: Storage) -> None:
     planned = writes.plan(graph, [PERSON])
     staged = writes.stage_rows(planned, {PERSON: ["late"]})

@@ -123,7 +123,7 @@ def reshape(round_: Round, target: TableTarget, entry: TableEntry) -> LanceDatas
 
     Raises:
         StartOver: another writer was first; nothing of this stays that another could adopt.
-        SchemaMismatchError: a column isn't there any more, or its new name is taken.
+        SchemaMismatchError: a column isn't there any more as it was, or its new name is taken.
         StorageError: the store failed.
     """
     place = (target.table_key, entry.location, target.table_branch, entry.table_version)
@@ -146,10 +146,11 @@ def reshaped(round_: Round, target: TableTarget, head: LanceDataset) -> LanceDat
     names = head.schema.names
     gone = {old for old, new in changed if new is None}
     for old, new in changed:
-        if old not in names or (new in names and new != old and new not in gone):
+        is_taken = new in names and new != old and new not in gone
+        if old not in names or is_taken or _is_other(target, head, old):
             raise SchemaMismatchError(
                 f"The columns of {target.table_key} were changed by another writer meanwhile",
-                expected=f"a column {old}" if old not in names else f"no column {new}",
+                expected=f"no column {new}" if is_taken else f"the column {old} as it was",
                 found=", ".join(names)[:300],
                 hint="Nothing was changed. Look at the table, then call again",
                 table_key=target.table_key,
@@ -163,6 +164,13 @@ def reshaped(round_: Round, target: TableTarget, head: LanceDataset) -> LanceDat
     )
     made = commit(head, before, operation, round_.publish_id, max_retries=0)
     return contiguous(made, before, round_.publish_id)
+
+
+def _is_other(target: TableTarget, head: LanceDataset, name: str) -> bool:
+    """Return whether a column that is to get a type has another one by now than at the plan."""
+    return target.retyped is not None and bool(
+        head.schema.field(name).type != target.schema.field(name).type
+    )
 
 
 def _retyped(head: LanceDataset, field: pa.Field) -> LanceOperation.BaseOperation:
