@@ -22,6 +22,7 @@ from omnigraph_spark.history.publishes import keeps_rows
 from omnigraph_spark.manifest.snapshot import TableEntry
 from omnigraph_spark.read.plan import Scan, fragments_of, shared_out
 from omnigraph_spark.refs.changes import Change
+from omnigraph_spark.storage import column_numbers
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.relocation import open_for_reading
 from omnigraph_spark.storage.store import Storage
@@ -217,12 +218,30 @@ def _different(
     new = () if after is None else after.fragments
     if before is None or after is None:
         return old, new
-    if not set(before.dataset.schema.names) <= set(after.dataset.schema.names):
-        return old, new  # a dropped column: the same files hold other rows
+    if not _reads_alike(before, after):
+        return old, new  # a column was dropped or came back: the same files hold other rows
     both = {one.content for one in old} & {one.content for one in new}
     return (
         [one for one in old if one.content not in both],
         [one for one in new if one.content not in both],
+    )
+
+
+def _reads_alike(before: _Side, after: _Side) -> bool:
+    """Return whether a file of both versions holds the same rows in both, new columns null there.
+
+    A column is read by its number. A restore brings back one whose values the files still have.
+    """
+    old, new = (
+        {entry[:2] for entry in column_numbers.of_dataset(s.dataset)} for s in (before, after)
+    )
+    if not old <= new:
+        return False
+    added = {number for _, number in new - old}
+    return not added or not any(
+        added.intersection(file.fields)
+        for fragment in before.dataset.get_fragments()
+        for file in fragment.data_files()
     )
 
 

@@ -196,6 +196,25 @@ def test_an_added_property_changes_no_row_and_a_dropped_one_every_row_that_had_i
     ]
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_restore_that_brings_a_dropped_property_back_tells_its_values(
+    graph: Storage, again: bool
+) -> None:
+    properties.add_property(graph, write_options(graph), PERSON, "nick", "String?")
+    old = write(graph, {PERSON: ["a", "b"]}).graph_version
+    properties.drop_property(graph, write_options(graph), PERSON, "nick")
+    if again:
+        properties.add_property(graph, write_options(graph), PERSON, "nick", "String?")
+    version = restore.restore(graph, write_options(graph), str(old)).graph_version
+    found = read_feed(graph, Span("main", version, version))
+    assert sorted((r["_change_type"], r["id"], r["nick"]) for r in found) == [
+        ("update_postimage", "a", "a"),
+        ("update_postimage", "b", "b"),
+        ("update_preimage", "a", None),
+        ("update_preimage", "b", None),
+    ]
+
+
 def test_deleted_rows_are_told_and_the_rows_beside_them_are_not(tmp_path: Path) -> None:
     storage = Storage.at(str(graphs.unpack("v2", "rich", tmp_path)))
     line = commits.read_commits(storage)
