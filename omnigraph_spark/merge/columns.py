@@ -135,7 +135,7 @@ def merge_columns(
     entries = {side: entry for side, entry in sides.items() if entry is not None}
     source, target = entries[SOURCE], entries[TARGET]
     fields = {side: _fields(storage, entry) for side, entry in entries.items()}
-    if all(_shape(one) == _shape(fields[TARGET]) for one in fields.values()):
+    if all(one == fields[TARGET] for one in fields.values()):
         same = {name: name for name in fields[TARGET]}
         return Columns(dict.fromkeys(entries, same))
     branches = {side: one.branch for side, one in heads.items()}
@@ -170,24 +170,28 @@ def _fields(storage: Storage, entry: TableEntry) -> _Fields:
     }
 
 
-def _shape(fields: _Fields) -> dict[str, tuple[str, bool]]:
-    return {name: (one.kind, one.nullable) for name, one in fields.items()}
-
-
 def _kinds(fields: _Fields) -> dict[str, str]:
     return {name: one.kind for name, one in fields.items()}
 
 
 def _matched(base: _Fields, side: _Fields, line: Line) -> dict[str, str]:
-    """Return, by column of the base, what a side calls it; what it doesn't have is left out."""
-    found = {n: n for n, one in base.items() if n in side and side[n].kind == one.kind}
-    by_number = {one.number: name for name, one in side.items() if name not in found}
+    """Return, by column of the base, what a side calls it; what it doesn't have is left out.
+
+    A number counts before a name: another column may have got the name meanwhile.
+    """
+    found = {}
+    by_number = {one.number: name for name, one in side.items()}
     for name, one in base.items():
         now = by_number.get(one.number)
-        if name in found or now is None or side[now].kind != one.kind:
+        if now in (None, name) or side[now].kind != one.kind:
             continue
         if line.keeps(one.number):
             found[name] = now
+    taken = set(found.values())
+    for name, one in base.items():
+        is_free = name not in found and name not in taken
+        if is_free and name in side and side[name].kind == one.kind:
+            found[name] = name
     return found
 
 
@@ -211,7 +215,9 @@ def _match_altered(work: _Merge) -> None:
         other_type = [
             side
             for side in (SOURCE, TARGET)
-            if name not in work.found[side] and name in work.fields[side]
+            if name not in work.found[side]
+            and name in work.fields[side]
+            and name not in work.found[side].values()
         ]
         kinds = {side: one[name].kind for side, one in work.fields.items() if name in one}
         if len(other_type) == 2 and kinds[SOURCE] == kinds[TARGET]:
@@ -295,6 +301,7 @@ def _merged(work: _Merge, bases: Sequence[str]) -> Columns:
         if may:
             relaxed.add(new)
         _name(work, new, {**dict.fromkeys(bases, name), SOURCE: theirs, TARGET: ours})
+    _refuse_exchanged(work, renamed)
     theirs_new = work.new(SOURCE)
     for name in work.new(TARGET):
         if name in theirs_new:
@@ -346,6 +353,23 @@ def _new_name(work: _Merge, name: str, theirs: str, ours: str) -> str:
             f"Call rename_property({work.key!r}, {ours!r}, {theirs!r}, branch={here!r})",
         )
     return theirs if theirs != name else ours
+
+
+def _refuse_exchanged(work: _Merge, renamed: Mapping[str, str | None]) -> None:
+    """Refuse where a column is to get the name of another one that stays under a third name."""
+    here = work.branches[TARGET]
+    for old, new in renamed.items():
+        if new is None or new == old or new not in work.found[TARGET].values():
+            continue
+        if renamed.get(new, new) is not None:
+            work.refuse(
+                old,
+                f"{work.branches[SOURCE]} gave {old} the name of the column {new}",
+                f"the same names on {here}",
+                f"{old} and {new} on {here}",
+                f"Give the columns their new names with rename_property({work.key!r}, …, "
+                f"branch={here!r})",
+            )
 
 
 def _same_kind(work: _Merge, name: str) -> None:

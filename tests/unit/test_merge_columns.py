@@ -324,6 +324,44 @@ def test_a_renamed_property_keeps_its_values_beside_one_that_was_dropped_and_add
     ]
 
 
+def _exchange(graph: Storage, branch: str, one: str, other: str) -> None:
+    rename(graph, branch, one, "between")
+    rename(graph, branch, other, one)
+    rename(graph, branch, "between", other)
+
+
+def test_columns_that_exchanged_their_names_are_asked_for_and_never_mixed_up(
+    graph: Storage,
+) -> None:
+    add(graph, "main", "q")
+    put(graph, "main", id=["a"], n=[1], m=["x"], q=["qa"])
+    make(graph, "third")
+    _exchange(graph, "third", "m", "q")
+    put(graph, "main", id=["d"], n=[4], m=["md"], q=["qd"])
+    with pytest.raises(SchemaMismatchError, match="third gave m the name of the column q"):
+        merge(graph, "third")
+    _exchange(graph, "main", "m", "q")
+    merge(graph, "third")
+    found = [one for one in people(graph) if one["id"] in "ad"]
+    assert found == [row("a", n=1, q="x", m="qa"), row("d", n=4, q="md", m="qd")]
+
+
+@pytest.mark.parametrize("changed", ["source", "target"])
+def test_a_column_that_got_the_name_of_a_dropped_one_takes_its_own_values_along(
+    graph: Storage, changed: str
+) -> None:
+    add(graph, "main", "q")
+    put(graph, "main", id=["a"], n=[1], m=["x"], q=["qa"])
+    make(graph, "third")
+    one, other = ("third", "main") if changed == "source" else ("main", "third")
+    drop(graph, one, "m")
+    rename(graph, one, "q", "m")
+    put(graph, other, id=["d"], n=[4], m=["md"], q=["qd"])
+    merge(graph, "third")
+    found = [one for one in people(graph) if one["id"] in "ad"]
+    assert found == [row("a", n=1, m="qa"), row("d", n=4, m="qd")]
+
+
 def test_columns_are_merged_again_after_an_earlier_merge(graph: Storage) -> None:
     add(graph, "dev")
     put(graph, "dev", id=["a"], n=[1], m=["x"], q=["qa"])
