@@ -20,6 +20,8 @@ Fits = Callable[[Any], bool]
 _LONGEST = 60
 _CLASSES = ("DataFrame", "Column", "DataType", "StructType", "timedelta")
 """Looked up by name: Spark's have several implementations, and none is imported for this."""
+_PACKAGES = ("pyspark", "datetime")
+"""Of the classes above; pandas has a DataFrame too."""
 
 
 def _is_iterable(value: Any) -> bool:
@@ -94,7 +96,10 @@ def _of(node: ast.expr) -> Fits | None:
         case ast.Constant(value=None):
             return _PLAIN["None"]
         case ast.Name(id=name) if name in _CLASSES:
-            return lambda value: any(one.__name__ == name for one in type(value).__mro__)
+            return lambda value: any(
+                one.__name__ == name and one.__module__.partition(".")[0] in _PACKAGES
+                for one in type(value).__mro__
+            )
         case ast.Name(id=name):
             return _PLAIN.get(name)
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):

@@ -97,6 +97,13 @@ def test_missing_and_unknown_arguments_are_pythons_own_errors() -> None:
         Api().text("a", nam=1)  # type: ignore[call-arg]
 
 
+def test_a_frame_of_another_library_is_not_taken_for_one_of_sparks() -> None:
+    frame = type("DataFrame", (), {"__module__": "pandas.core.frame"})()
+    graph = object.__new__(OmniGraph)
+    with pytest.raises(OptionError, match="write: frames is of type dict"):
+        graph.write({"node:Person": frame})
+
+
 @pytest.mark.parametrize("kind", [OmniGraph, Transaction, Staged])
 def test_every_public_method_refuses_an_object_for_each_of_its_declared_arguments(
     kind: type,
