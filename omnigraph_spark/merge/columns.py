@@ -2,14 +2,14 @@
 
 Runs on the driver, from metadata. A property that was added, renamed, dropped or may be null since
 the common version comes, goes or changes in the merged table as its rows do. A renamed one is known
-by its number where the common version lies on the side's own line and nothing else had the number
-since (`renames`); otherwise a column that may have been renamed is asked for.
+by its number where nothing else had the number since (`renames`), from the common version on, or
+from the merge that brought it in; otherwise a column that may have been renamed is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, NoReturn
 
 import pyarrow as pa
@@ -122,10 +122,12 @@ def merge_columns(
     sides: Mapping[str, TableEntry | None],
     bases: Sequence[str],
     heads: Mapping[str, Snapshot],
+    joined: Callable[[str], TableEntry | None],
 ) -> Columns:
     """Return what a merge makes of the columns of a table that both sides have.
 
-    `heads` are the snapshots of source and target.
+    `heads` are the snapshots of source and target; `joined` returns what a side had of the table
+    when it got the common version's rows.
 
     Raises:
         SchemaMismatchError: both sides changed a column in different ways; it names the column, and
@@ -133,7 +135,7 @@ def merge_columns(
         VersionNotFoundError, StorageError: a table version can't be opened.
     """
     entries = {side: entry for side, entry in sides.items() if entry is not None}
-    source, target = entries[SOURCE], entries[TARGET]
+    target = entries[TARGET]
     fields = {side: _fields(storage, entry) for side, entry in entries.items()}
     if all(one == fields[TARGET] for one in fields.values()):
         same = {name: name for name in fields[TARGET]}
@@ -143,18 +145,18 @@ def merge_columns(
     agreed = len(known) == len(bases) and all(_kinds(one) == _kinds(known[0]) for one in known)
     base = known[0] if agreed else fields[TARGET]
     first = entries[bases[0]] if agreed else target
-    lines = {
-        side: Line(storage, first, entry, heads[side])
-        for side, entry in ((SOURCE, source), (TARGET, target))
+    starts = {
+        side: _start(storage, base, Line(storage, first, entries[side], heads[side]), joined, side)
+        for side in (SOURCE, TARGET)
     }
-    found = {side: _matched(base, fields[side], lines[side]) for side in (SOURCE, TARGET)}
+    found = {side: _matched(one.fields, fields[side], one.line) for side, one in starts.items()}
     work = _Merge(target.table_key, branches, fields, base, found)
     if not agreed:
         _refuse_unlike(work)
     _adopt_names(work)
     _match_altered(work)
     for side in (SOURCE, TARGET):
-        _refuse_unclear(work, side, is_one_line=lines[side].spans is not None)
+        _refuse_unclear(work, side, starts[side])
     work.names = {side: {} for side in entries}
     return _merged(work, bases)
 
@@ -172,6 +174,35 @@ def _fields(storage: Storage, entry: TableEntry) -> _Fields:
 
 def _kinds(fields: _Fields) -> dict[str, str]:
     return {name: one.kind for name, one in fields.items()}
+
+
+class _Start(NamedTuple):
+    """Where a side's own versions begin: the base's columns as numbered there, and the line."""
+
+    fields: _Fields
+    highest: int
+    line: Line
+
+
+def _start(
+    storage: Storage,
+    base: _Fields,
+    line: Line,
+    joined: Callable[[str], TableEntry | None],
+    side: str,
+) -> _Start:
+    """Return where to follow a side from: the base, or where an earlier merge brought it in."""
+    plain = _Start(base, max(one.number for one in base.values()), line)
+    if line.spans is not None:
+        return plain
+    entry = joined(side)
+    if entry is None:
+        return plain
+    then = _fields(storage, entry)
+    if any(name not in then or then[name].kind != one.kind for name, one in base.items()):
+        return plain
+    numbered = {name: one._replace(number=then[name].number) for name, one in base.items()}
+    return _Start(numbered, max(one.number for one in then.values()), replace(line, base=entry))
 
 
 def _matched(base: _Fields, side: _Fields, line: Line) -> dict[str, str]:
@@ -236,19 +267,19 @@ def _match_altered(work: _Merge) -> None:
             )
 
 
-def _refuse_unclear(work: _Merge, side: str, *, is_one_line: bool) -> None:
+def _refuse_unclear(work: _Merge, side: str, start: _Start) -> None:
     """Refuse where a column is gone from a side, and a new one may be the same under a new name.
 
-    On one line of versions (`is_one_line`) a number above all of the base's is that of a column
-    that was added: who numbers columns again gives no higher numbers.
+    On one line of versions a number above all that it began with is that of a column that was
+    added: who numbers columns again gives no higher numbers.
     """
     other = TARGET if side == SOURCE else SOURCE
-    highest = max(one.number for one in work.base.values())
+    is_one_line = start.line.spans is not None
     for name, one in work.base.items():
         if name in work.found[side] or name not in work.found[other]:
             continue
         for now in work.new(side):
-            is_added = is_one_line and work.fields[side][now].number > highest
+            is_added = is_one_line and work.fields[side][now].number > start.highest
             if work.fields[side][now].kind == one.kind and not is_added:
                 on, here = work.branches[side], work.branches[other]
                 work.refuse(

@@ -34,7 +34,7 @@ from omnigraph_spark.merge.rules import DELETE_UPDATE, FAIL, ORPHAN, OURS, SOURC
 from omnigraph_spark.merge.tables import Outcome, Runner, TableMerge
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.refs import property_files, refs
-from omnigraph_spark.refs.merge_base import head_commit, merge_bases
+from omnigraph_spark.refs.merge_base import head_commit, joined, merge_bases
 from omnigraph_spark.schema.model import EdgeType, EngineSchema, NodeType
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.progress import Progress
@@ -276,7 +276,9 @@ class _Work:
         found = None
         if sides[SOURCE] is not None and sides[TARGET] is not None:
             heads = {SOURCE: self.sides.source, TARGET: self.sides.target}
-            found = merge_columns(self.storage, sides, bases, heads)
+            found = merge_columns(
+                self.storage, sides, bases, heads, lambda side: self._joined(key, side)
+            )
             for side, name in found.dropped:
                 self._refuse_values_lost(sides, side, name)
         self.merges.append(TableMerge.planned(self.storage, key, sides, bases, resolution, found))
@@ -318,6 +320,16 @@ class _Work:
                 table_key=base.table_key,
                 column=name,
             )
+
+    def _joined(self, key: str, side: str) -> TableEntry | None:
+        """Return what a side had of a table when it got what the one common commit has."""
+        if len(self.sides.base_commits) != 1:
+            return None
+        head = self.sides.heads[0 if side == SOURCE else 1]
+        one = joined(self.storage, head, self.sides.base_commits[0])
+        if one is None:
+            return None
+        return load(self.storage, one.branch, one.manifest_version).tables.get(key)
 
     def _bases(self) -> list[str]:
         return [f"b{number}" for number in range(len(self.sides.bases))]

@@ -78,6 +78,29 @@ def merge_bases(storage: Storage, source: Commit, target: Commit) -> list[Commit
     return sorted(found, key=lambda one: (one.created_at, one.graph_commit_id), reverse=True)
 
 
+def joined(storage: Storage, head: Commit, base: Commit) -> Commit | None:
+    """Return the oldest commit on a head's branch that descends from `base`; None if none does.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    known: dict[str, Commit] = {}
+    _ancestors(storage, head, known)
+    children: dict[str, list[str]] = {}
+    for one in known.values():
+        for parent in _parents(one):
+            children.setdefault(parent, []).append(one.graph_commit_id)
+    found, left = set[str](), [base.graph_commit_id]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += children.get(name, [])
+    own = commits.read_commits(storage, head.branch)
+    upto = [one for one in own if one.manifest_version <= head.manifest_version]
+    return next((one for one in upto if one.graph_commit_id in found), None)
+
+
 def _parents(commit: Commit) -> list[str]:
     both = (commit.parent_commit_id, commit.merged_parent_commit_id)
     return [one for one in both if one is not None]

@@ -253,7 +253,7 @@ def test_what_both_sides_changed_in_different_ways_is_a_conflict_that_names_it_a
     assert load(graph).graph_version == before
 
 
-def test_a_rename_after_an_earlier_merge_is_asked_for_and_never_loses_values(
+def test_a_rename_after_an_earlier_merge_is_taken_and_never_loses_values(
     graph: Storage,
 ) -> None:
     put(graph, "dev", id=["d"], n=[4], m=["v"])
@@ -261,10 +261,6 @@ def test_a_rename_after_an_earlier_merge_is_asked_for_and_never_loses_values(
     merge(graph, "dev")
     rename(graph, "main")
     put(graph, "dev", id=["f"], n=[6], m=["u"])
-    with pytest.raises(SchemaMismatchError, match="main renamed n to years, or") as refused:
-        merge(graph, "dev")
-    assert f"rename_property('{P}', 'n', 'years', branch='dev')" in str(refused.value)
-    rename(graph, "dev")
     merge(graph, "dev")
     assert [(one["id"], one["years"]) for one in people(graph)] == [
         ("a", 1),
@@ -273,6 +269,51 @@ def test_a_rename_after_an_earlier_merge_is_asked_for_and_never_loses_values(
         ("d", 4),
         ("e", 5),
         ("f", 6),
+    ]
+
+
+def test_a_rename_that_may_be_another_column_is_asked_for_and_never_loses_values(
+    graph: Storage,
+) -> None:
+    rename(graph, "main")
+    put(graph, "dev", id=["d"], n=[4], m=["v"])
+    put(graph, "main", id=["e"], years=[5], m=["w"])
+    merge(graph, "dev")
+    rename(graph, "main", "years", "age")
+    put(graph, "dev", id=["f"], n=[6], m=["u"])
+    with pytest.raises(SchemaMismatchError, match="main renamed n to age, or") as refused:
+        merge(graph, "dev")
+    assert f"rename_property('{P}', 'n', 'age', branch='dev')" in str(refused.value)
+    rename(graph, "dev", "n", "age")
+    merge(graph, "dev")
+    assert [(one["id"], one["age"]) for one in people(graph)] == [
+        ("a", 1),
+        ("b", 2),
+        ("c", 3),
+        ("d", 4),
+        ("e", 5),
+        ("f", 6),
+    ]
+
+
+@pytest.mark.parametrize("changed", ["source", "target"])
+def test_names_that_moved_to_other_columns_after_an_earlier_merge_take_their_values_along(
+    graph: Storage, changed: str
+) -> None:
+    one, other = _sides("main", changed)
+    add(graph, other, "q")
+    put(graph, other, id=["a"], n=[1], m=["x"], q=["qa"])
+    merge(graph, other, one)
+    put(graph, one, id=["a"], n=[1], m=["x"], q=["mine"])
+    drop(graph, one, "m")
+    rename(graph, one, "q", "m")
+    put(graph, other, id=["new"], n=[9], m=["mn"], q=["qn"])
+    merge(graph, "dev")
+    assert people(graph) == [
+        row("a", n=1, m="mine"),
+        row("b", n=2, m=None),
+        row("c", n=3, m=None),
+        row("new", n=9, m="qn"),
     ]
 
 
