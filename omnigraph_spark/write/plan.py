@@ -208,7 +208,7 @@ class WritePlan:
     def changes_schema(self) -> bool:
         """Return whether tables or properties come or go with it."""
         targets = self.targets.values()
-        changed = any(one.mode == CREATE or one.added or one.renamed for one in targets)
+        changed = any(one.mode == CREATE or one.has_new_columns for one in targets)
         types = (*self.types.types(), *self.new_types.types())
         return bool(changed or self.dropped or types)
 
