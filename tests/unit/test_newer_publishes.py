@@ -282,3 +282,22 @@ def test_a_table_whose_columns_stand_in_another_order_is_not_written_to(social: 
     publish(social, Publish("main", new_ulid(), (row,)))
     with pytest.raises(SchemaMismatchError, match="stand in an order"):
         write(social, {PERSON: ["a"]}, new={})
+
+
+def test_a_head_that_an_engine_has_a_record_of_is_not_restored(social: Storage) -> None:
+    def engine() -> None:
+        social.put("__recovery/01M8JH8RQMHNM9RTTVWPQX9Z2D.json", b'{"schema_version": 9}')
+        orphan_of_engine(social)
+
+    _faults.arm("table.before_commit", writes.once(engine))
+    with pytest.raises(RecoveryPendingError):
+        write(social, {PERSON: ["a"]}, new={})
+    _faults.disarm()
+    assert writes.head(social, PERSON) == load(social).version(PERSON) + 1
+    assert "a" not in ids(social, PERSON)
+
+
+def orphan_of_engine(storage: Storage) -> None:
+    """Commit to a table as an engine does: without a publish id, and not published yet."""
+    dataset = storage.dataset(load(storage).entry(PERSON).location)
+    dataset.delete("true")

@@ -116,6 +116,7 @@ def settle(
 
     Raises:
         StartOver: the table was published meanwhile, or a healing lost a race.
+        RecoveryPendingError: the head is another engine's, whose record is there.
         CorruptManifestError: the dataset doesn't have as many versions as `__manifest` says.
         StorageError: the store failed.
     """
@@ -146,6 +147,9 @@ def settle(
             pinned,
         )
         _faults.point("heal.before_restore")
+        if round_.format.has_lineage and owner_of(head) is None:
+            # An engine's, with a record that its engine can't settle any more over a restored head.
+            crash_records.refuse_foreign(round_.storage)
         unmoved = _latest(head).version == watch.version
         if round_.fresh().version(key) != pinned:
             raise StartOver(f"{key} was published meanwhile")
