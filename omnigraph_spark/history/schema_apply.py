@@ -126,10 +126,10 @@ def _apply(
         except PublishOutcomeUnknown:
             raise
         except OmnigraphError:
-            _ended(storage, schema_lock.undo)
+            _ended(storage, commit_id, schema_lock.undo)
             raise
         # From here on the change is done: what fails is finished by the next write.
-        _ended(storage, schema_lock.settle)
+        _ended(storage, commit_id, schema_lock.settle)
         return published
 
 
@@ -150,22 +150,26 @@ def _published(
     ids = ir2.table_ids(ir2.document(new_ir))
     pairs = {key: Identity(one.stable, one.incarnation) for key, one in ids.items()}
     fresh = {key: pair for key, pair in pairs.items() if key not in snapshot.identities}
+    schema_lock.check_held(storage, commit_id)
     schema_lock.remove_unpublished(storage, dict(snapshot.identities))
     changes = rows(snapshot, fresh)
     _faults.point("schema_apply.tables_made")
+    schema_lock.check_held(storage, commit_id)
     _stage(storage, new_text, new_ir)
     _faults.point("schema_apply.staged")
-    asked = Publish(layout.MAIN, commit_id, tuple(changes), expected, actor=actor)
+    asked = Publish(
+        layout.MAIN, commit_id, tuple(changes), expected, actor=actor, lock_holder=commit_id
+    )
     published = publish(storage, asked)
     _faults.point("schema_apply.published")
     return published
 
 
-def _ended(storage: Storage, tidy: Callable[[Storage], None]) -> None:
+def _ended(storage: Storage, holder: str, tidy: Callable[[Storage, str], None]) -> None:
     """Tidy up and drop the lock, which stays where that fails: it says that something is left."""
     try:
-        tidy(storage)
-        schema_lock.release(storage)
+        tidy(storage, holder)
+        schema_lock.release(storage, holder)
     except OmnigraphError as error:
         _log.warning("a change of the schema left its lock, for the next write: %s", error)
 

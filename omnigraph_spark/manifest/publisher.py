@@ -31,7 +31,7 @@ from omnigraph_spark.errors import (
     PublishOutcomeUnknown,
     RowLevelCasContention,
 )
-from omnigraph_spark.manifest import formats, identities, lineage
+from omnigraph_spark.manifest import formats, identities, lineage, schema_lock
 from omnigraph_spark.manifest.formats import Format
 from omnigraph_spark.manifest.rows import (
     OURS,
@@ -77,7 +77,8 @@ class Publish:
     this one, beside those that `changes` touches; a guard makes the loser look again, and what it
     must then find unchanged belongs into `expected`. `edge_tables` are the edge tables that there
     may be, for a publish that removes node ids: another one is new and wasn't looked at. With
-    `txn_whole` a batch is done as soon as any table of the graph has its `txn`.
+    `txn_whole` a batch is done as soon as any table of the graph has its `txn`. `lock_holder` is
+    who must hold the lock of schema changes.
     """
 
     branch: str
@@ -92,6 +93,7 @@ class Publish:
     branch_identifier: str | None = None
     actor: str | None = None
     merged_parent: str | None = None
+    lock_holder: str | None = None
 
     def touched(self) -> frozenset[str]:
         """Return the keys of the tables that get a new version or a tombstone."""
@@ -115,6 +117,7 @@ def publish(storage: Storage, request: Publish) -> Published:
         PublishOutcomeUnknown: the store never said whether it landed; nothing may be deleted.
         UnsupportedManifestVersion: the graph's stamp can't be written by this version.
         CorruptManifestError: the rows would not become the visible ones.
+        RecoveryPendingError: the lock of its schema change was taken over; nothing was published.
         StorageError: the store failed before anything was published.
     """
     attempt = _Attempts(request)
@@ -189,6 +192,8 @@ def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published |
     if has_publish(rows, request.publish_id):
         return found_in(manifest, request.publish_id)
     attempt.absent_at(manifest.version)
+    if request.lock_holder is not None:  # whoever takes the lock over then makes a version
+        schema_lock.check_held(storage, request.lock_holder)
     snapshot = fold(rows, request.branch, manifest.version)
     if request.txn is not None and check_txn(
         rows, request.txn, request.touched(), request.txn_whole

@@ -3,8 +3,10 @@
 While the branch `__schema_apply_lock__` of `__manifest` is there, neither the engine nor this
 connector begins a write. Ours names its holder in the branch's metadata, whose record is renewed
 while it lives; so a lock of a process that died is distinguished from an engine's and removed, with
-its files: where the publish of its change has landed the change is finished, else it is undone.
-Runs on the driver.
+its files: where the publish of its change has landed the change is finished, else it is undone. A
+holder that only slept finds another name in the lock when it wakes, and stops: whoever takes a lock
+over writes its own name first, then a version that the holder's publish collides with. Runs on the
+driver.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ from omnigraph_spark.manifest import crash_records, formats
 from omnigraph_spark.manifest.crash_records import Heartbeat
 from omnigraph_spark.manifest.rows import OURS, Identity
 from omnigraph_spark.manifest.snapshot import branch_names, load, open_main
+from omnigraph_spark.manifest.writable import fence
 from omnigraph_spark.schema import ir2
 from omnigraph_spark.schema.pg import parse_pg
 from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
 
@@ -54,13 +58,13 @@ def held(storage: Storage, holder: str, grace_seconds: float) -> Iterator[None]:
     recover(storage, grace_seconds)
     _refuse_branches(storage)
     crash_records.refuse_foreign(storage, grace_seconds)
+    _remove_unlisted(storage, grace_seconds)
     with Heartbeat(storage, holder, grace_seconds) as heartbeat:
         heartbeat.record(layout.MAIN, (), None)
-        _take(storage, holder)
         try:
-            _refuse_branches(storage)
+            _take(storage, holder)
+            _refuse_branches_under(storage, holder)
         except OmnigraphError:
-            release(storage)
             heartbeat.remove()
             raise
         _faults.point("schema_lock.taken")
@@ -75,12 +79,25 @@ def held(storage: Storage, holder: str, grace_seconds: float) -> Iterator[None]:
         heartbeat.remove()
 
 
-def release(storage: Storage) -> None:
+def check_held(storage: Storage, holder: str) -> None:
+    """Refuse to go on under a lock that was taken over: its holder was silent for too long.
+
+    Raises:
+        RecoveryPendingError: another process holds it, or nobody does.
+        StorageError: the store failed.
+    """
+    if _holder(storage) != holder:
+        raise _pending()
+
+
+def release(storage: Storage, holder: str) -> None:
     """Drop the lock.
 
     Raises:
+        RecoveryPendingError: it was taken over; it stays.
         StorageError: the store failed.
     """
+    check_held(storage, holder)
     with translated(f"Dropping {layout.SCHEMA_LOCK}"):
         open_main(storage).branches.delete(layout.SCHEMA_LOCK)
 
@@ -89,11 +106,18 @@ def _take(storage: Storage, holder: str) -> None:
     main = open_main(storage)
     try:
         main.create_branch(layout.SCHEMA_LOCK, int(main.version))
-        main.branches.replace_metadata(layout.SCHEMA_LOCK, {OURS: holder})
     except (OSError, ValueError, RuntimeError) as error:
         raise _pending() from error
-    if _holder(storage) != holder:
-        raise _pending()
+    try:
+        _faults.point("schema_lock.made")
+        with translated(f"Naming the holder of {layout.SCHEMA_LOCK}"):
+            main.branches.replace_metadata(layout.SCHEMA_LOCK, {OURS: holder})
+    except OmnigraphError:
+        # It was just made here, and without a name it would be an engine's, which nobody removes.
+        with suppress(OSError, ValueError, RuntimeError):
+            main.branches.delete(layout.SCHEMA_LOCK)
+        raise
+    check_held(storage, holder)
 
 
 def _refuse_branches(storage: Storage) -> None:
@@ -109,6 +133,37 @@ def _refuse_branches(storage: Storage) -> None:
         )
 
 
+def _refuse_branches_under(storage: Storage, holder: str) -> None:
+    try:
+        _refuse_branches(storage)
+    except OmnigraphError:
+        release(storage, holder)
+        raise
+
+
+def _remove_unlisted(storage: Storage, grace_seconds: float) -> None:
+    """Delete the files of a lock without a ref, left where who made or dropped it was killed.
+
+    Lance makes no branch where they are. Who is making one writes the ref last, within the grace.
+    """
+    folder = f"{layout.MANIFEST}/tree/{layout.SCHEMA_LOCK}"
+    found = storage.list(folder)
+    end = time.monotonic() + grace_seconds
+    while found and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+        if storage.list(folder) != found:
+            return
+    if not found or _is_listed(storage):
+        return
+    _log.warning("removing files of a lock that isn't there any more")
+    storage.delete_many([info.path for info in found])
+
+
+def _is_listed(storage: Storage) -> bool:
+    with translated("Listing the branches of __manifest"):
+        return layout.SCHEMA_LOCK in open_main(storage).branches.list()
+
+
 def recover(storage: Storage, grace_seconds: float) -> bool:
     """Finish or undo the schema change of a process of ours that died; return whether one had.
 
@@ -118,22 +173,48 @@ def recover(storage: Storage, grace_seconds: float) -> bool:
         RecoveryPendingError: it lives, or what it left fits neither before nor after its change.
         StorageError: the store failed.
     """
-    holder = _holder(storage)
+    holder = _silent_holder(storage, grace_seconds)
     if holder is None:
         return False
+    _log.warning("a change of the schema by %s died; finishing or undoing it", holder)
+    own = new_ulid()
+    _faults.point("schema_lock.silent")
+    if not _take_over(storage, holder, own):
+        return recover(storage, grace_seconds)
+    _faults.point("schema_lock.taken_over")
+    settle(storage, own)
+    release(storage, own)
+    crash_records.delete(storage, holder)
+    return True
+
+
+def _silent_holder(storage: Storage, grace_seconds: float) -> str | None:
+    """Return the holder of ours that gave no sign of life for the grace; None if there is none."""
+    holder = _holder(storage)
+    if holder is None:
+        return None
     end = time.monotonic() + grace_seconds
     seen = crash_records.renewed_at(storage, holder)
     while time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
         if _holder(storage) != holder:
-            return False
+            return None
         if _renewed(storage, holder, seen):
             raise _pending()
-    _log.warning("a change of the schema by %s died; finishing or undoing it", holder)
-    settle(storage)
-    release(storage)
-    crash_records.delete(storage, holder)
-    return True
+    return holder
+
+
+def _take_over(storage: Storage, holder: str, own: str) -> bool:
+    """Put another name into the lock, then a version that a publish of its holder collides with.
+
+    Returns False where another process was first. What is published from then on is so for good.
+    """
+    if _holder(storage) != holder:
+        return False
+    with translated(f"Taking {layout.SCHEMA_LOCK} over"):
+        open_main(storage).branches.replace_metadata(layout.SCHEMA_LOCK, {OURS: own})
+    fence(storage, layout.MAIN)
+    return _holder(storage) == own
 
 
 def _renewed(storage: Storage, holder: str, seen: datetime | None) -> bool:
@@ -141,17 +222,19 @@ def _renewed(storage: Storage, holder: str, seen: datetime | None) -> bool:
     return now is not None and now != seen
 
 
-def settle(storage: Storage) -> None:
+def settle(storage: Storage, holder: str) -> None:
     """Make the schema files agree with what is published, under the lock; leave no staged ones.
 
     Raises:
-        RecoveryPendingError: the tables are neither those before nor those after the change.
+        RecoveryPendingError: the tables are neither those before nor those after the change, or
+            the lock was taken over.
         StorageError: the store failed.
     """
     published = dict(load(storage).identities)
     live = [storage.get(name) for name in layout.SCHEMA_FILES]
     staged = [storage.get(path) for path in STAGED]
     whole = [live[n] if one is None else one for n, one in enumerate(staged)]
+    check_held(storage, holder)
     if whole != live and _tables(whole) == published:  # the publish has landed
         for name, data in zip(layout.SCHEMA_FILES, whole, strict=True):
             storage.put(name, data or b"")
@@ -161,12 +244,14 @@ def settle(storage: Storage) -> None:
     remove_unpublished(storage, published)
 
 
-def undo(storage: Storage) -> None:
+def undo(storage: Storage, holder: str) -> None:
     """Take back what a change whose publish didn't land has made, under the lock.
 
     Raises:
+        RecoveryPendingError: the lock was taken over, and with it what is to be done.
         StorageError: the store failed.
     """
+    check_held(storage, holder)
     storage.delete_many(STAGED)
     remove_unpublished(storage, dict(load(storage).identities))
 

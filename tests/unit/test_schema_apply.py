@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -237,3 +238,100 @@ def test_tables_come_and_go_in_a_graph_in_any_store(store: Store) -> None:
     assert storage.get("_schema.pg.staging") is None
     properties.drop_table(storage, write_options(storage, **given), ["node:Firm"])
     assert sorted(load(storage).tables) == ["node:Person"]
+
+
+def silent_until(root: str, act: Callable[[], object]) -> None:
+    """Add a table and, once its files are staged, act as others do to a holder that gives no sign.
+
+    The holder renews its record every 100 s, the others wait for 0.1 s.
+    """
+    _faults.arm("schema_apply.staged", once(act))
+    with pytest.raises(RecoveryPendingError):
+        add_firm(root, orphanGraceSeconds="300")
+    _faults.disarm()
+
+
+@pytest.mark.parametrize("remade", [False, True])
+def test_a_holder_that_slept_while_its_lock_was_taken_over_publishes_nothing(
+    root: str, remade: bool
+) -> None:
+    def act() -> None:
+        save(root, {"name": ["bo"]}, table="node:Person")
+        if remade:
+            save(root, {"id": ["t"], "a": [1]}, table="node:Town")
+
+    silent_until(root, act)
+    assert check_graph(root) == []
+    assert "node:Firm" not in load(Storage.at(root)).tables
+    assert LOCK not in lance.dataset(f"{root}/__manifest").branches.list()
+    add_firm(root)
+    assert check_graph(root) == []
+
+
+def test_a_publish_that_slept_while_its_lock_was_taken_over_collides(root: str) -> None:
+    def act() -> None:
+        assert schema_lock.recover(Storage.at(root), 0.1)
+
+    _faults.arm("publish.sending", once(act))
+    with pytest.raises(RecoveryPendingError):
+        add_firm(root, orphanGraceSeconds="300")
+    _faults.disarm()
+    assert check_graph(root) == []
+    assert sorted(load(Storage.at(root)).tables) == ["node:Person"]
+
+
+@pytest.mark.parametrize("point", ["schema_lock.silent", "schema_lock.taken_over"])
+def test_who_comes_second_to_a_dead_holders_lock_leaves_the_next_ones_change_alone(
+    root: str, point: str
+) -> None:
+    _faults.arm("schema_apply.staged", once(die))
+    with contextlib.suppress(Died):
+        add_firm(root)
+    _faults.disarm()
+    waiting, go = threading.Event(), threading.Event()
+    outcome: list[BaseException] = []
+
+    def wait() -> None:
+        waiting.set()
+        assert go.wait(60)
+
+    def come_second() -> None:
+        try:
+            save(root, {"name": ["bo"]}, table="node:Person")
+        except RecoveryPendingError as error:
+            outcome.append(error)
+
+    def go_on() -> None:
+        go.set()
+        second.join(60)
+
+    _faults.arm(point, once(wait))
+    second = threading.Thread(target=come_second)
+    second.start()
+    assert waiting.wait(60)
+    _faults.arm("schema_apply.staged", once(go_on))
+    save(root, {"id": ["t"], "a": [1]}, table="node:Town")
+    _faults.disarm()
+    assert len(outcome) == 1
+    assert check_graph(root) == []
+    assert sorted(load(Storage.at(root)).tables) == ["node:Person", "node:Town"]
+
+
+def test_a_lock_whose_holder_could_not_be_named_is_dropped_again(root: str) -> None:
+    def fail() -> None:
+        raise StorageError("the store failed")
+
+    _faults.arm("schema_lock.made", once(fail))
+    with pytest.raises(StorageError):
+        add_firm(root)
+    _faults.disarm()
+    assert check_graph(root) == []
+    add_firm(root)
+    assert check_graph(root) == []
+
+
+def test_files_of_a_lock_whose_maker_was_killed_are_in_nobodys_way(root: str) -> None:
+    lance.dataset(f"{root}/__manifest").create_branch(LOCK)
+    Path(root, "__manifest/_refs/branches", f"{LOCK}.json").unlink()
+    add_firm(root)
+    assert check_graph(root) == []
