@@ -216,7 +216,7 @@ class _Maintenance:
                     raise
                 _log.info("%s: %s is at version %d", self.mode, key, moved[-1].version)
             _faults.point("commit.tables_done")
-            done = publish(self.storage, self._request(moved))
+            done = publish(self.storage, self._request(snapshot, moved))
         except PublishOutcomeUnknown:
             raise
         except (StartOver, Stale, OmnigraphError):
@@ -225,7 +225,7 @@ class _Maintenance:
         self._tidy(lambda: _faults.point("commit.after_publish"))
         return self._published(heartbeat, done, tuple(one.table_key for one in moved))
 
-    def _request(self, moved: Sequence[Moved]) -> Publish:
+    def _request(self, snapshot: Snapshot, moved: Sequence[Moved]) -> Publish:
         ours: dict[str, object] = {"publish_id": self.round.publish_id, "mode": self.mode}
         if self.actor is not None:
             ours["actor"] = self.actor
@@ -240,6 +240,7 @@ class _Maintenance:
             retries=self.settings.commit_retries,
             branch_identifier=self.identifier,
             actor=self.actor,
+            identities=snapshot.identities,
         )
 
     def _published(

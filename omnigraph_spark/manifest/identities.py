@@ -78,6 +78,15 @@ def living(rows: pa.Table) -> tuple[pa.Table, dict[str, Identity]]:
     return rows.filter(pc.is_in(rows[INCARNATION], alive)), found
 
 
+def of_table(rows: pa.Table, key: str) -> pa.Table:
+    """Return the rows of a table by its name, without those of a dropped one that had the name."""
+    found = rows.filter(pc.equal(rows["table_key"], key))
+    if not has_identities(rows):
+        return found
+    dropped = found.filter(pc.equal(found["object_type"], TOMBSTONE))[INCARNATION]
+    return found.filter(pc.invert(pc.is_in(found[INCARNATION], dropped.combine_chunks())))
+
+
 def _highest(rows: pa.Table, kind: str) -> dict[int, int]:
     numbers = rows.select([INCARNATION, "table_version"]).filter(
         pc.equal(rows["object_type"], kind)

@@ -38,6 +38,7 @@ from omnigraph_spark.manifest.rows import (
     TOMBSTONE,
     VERSION,
     CommitRow,
+    Identity,
     ManifestRow,
     TableRow,
     VersionRow,
@@ -78,7 +79,9 @@ class Publish:
     must then find unchanged belongs into `expected`. `edge_tables` are the edge tables that there
     may be, for a publish that removes node ids: another one is new and wasn't looked at. With
     `txn_whole` a batch is done as soon as any table of the graph has its `txn`. `lock_holder` is
-    who must hold the lock of schema changes.
+    who must hold the lock of schema changes. `identities` are the ids that the tables had, in
+    formats that have them: one that was dropped and made again is another table, whatever version
+    it is at.
     """
 
     branch: str
@@ -94,6 +97,7 @@ class Publish:
     actor: str | None = None
     merged_parent: str | None = None
     lock_holder: str | None = None
+    identities: Mapping[str, Identity] = field(default_factory=dict)
 
     def touched(self) -> frozenset[str]:
         """Return the keys of the tables that get a new version or a tombstone."""
@@ -422,6 +426,9 @@ def _check_expected(snapshot: Snapshot, request: Publish) -> None:
         actual = snapshot.version(key)
         if actual != expected[key]:
             raise ExpectedVersionMismatch(key, expected[key], actual)
+    for key in sorted(request.identities.keys() & (request.touched() | expected.keys())):
+        if snapshot.identities.get(key) != request.identities[key]:
+            raise ExpectedVersionMismatch(key, expected.get(key, 0), snapshot.version(key))
 
 
 def _arrow(found: Format, snapshot: Snapshot, request: Publish, own: CommitRow | None) -> pa.Table:

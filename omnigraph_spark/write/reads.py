@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from omnigraph_spark.manifest import identities
 from omnigraph_spark.manifest.rows import EDGE_KEY as EDGE_KEY
 from omnigraph_spark.manifest.rows import HEAL, INDEX, OPTIMIZE, OURS, TOMBSTONE, VERSION
 from omnigraph_spark.manifest.snapshot import TableEntry
@@ -69,7 +70,7 @@ def edge_key(rows: pa.Table, key: str) -> tuple[str, ...]:
     The newest version row since the table was made that says so counts; other programs' rows say
     nothing. One row's text is read, however many there are.
     """
-    of_table = rows.filter(pc.equal(rows["table_key"], key))
+    of_table = identities.of_table(rows, key)
     kinds, versions = of_table["object_type"], of_table["table_version"]
     gone = pc.max(versions.filter(pc.equal(kinds, TOMBSTONE))).as_py() or 0
     says = pc.and_(
@@ -99,9 +100,9 @@ def has_same_rows(rows: pa.Table, key: str, expected: int, published: int) -> bo
 def _published(
     rows: pa.Table, key: str, above: int
 ) -> dict[int, tuple[str | None, dict[str, Any]]]:
+    rows = identities.of_table(rows, key)
     wanted = pc.and_(
-        pc.and_(pc.equal(rows["object_type"], VERSION), pc.equal(rows["table_key"], key)),
-        pc.greater(rows["table_version"], above),
+        pc.equal(rows["object_type"], VERSION), pc.greater(rows["table_version"], above)
     )
     found = rows.filter(wanted).select(["table_version", "table_branch", "metadata"])
     return {

@@ -18,6 +18,7 @@ from omnigraph_spark.errors import (
     RecoveryPendingError,
     SchemaMismatchError,
     StorageError,
+    TableNotFoundError,
     UnsupportedError,
 )
 from omnigraph_spark.history import schema_apply
@@ -335,3 +336,33 @@ def test_files_of_a_lock_whose_maker_was_killed_are_in_nobodys_way(root: str) ->
     Path(root, "__manifest/_refs/branches", f"{LOCK}.json").unlink()
     add_firm(root)
     assert check_graph(root) == []
+
+
+@pytest.mark.parametrize("point", ["commit.entered", "commit.before_publish"])
+@pytest.mark.parametrize("mode", ["append", "merge"])
+def test_rows_for_a_table_that_was_made_again_meanwhile_are_refused(
+    root: str, point: str, mode: str
+) -> None:
+    def again() -> None:
+        drop_firm(root)
+        add_firm(root)
+
+    add_firm(root)
+    _faults.arm(point, once(again))
+    with pytest.raises(TableNotFoundError, match="made again"):
+        save(root, {"title": ["late"]}, table="node:Firm", writeMode=mode)
+    _faults.disarm()
+    assert check_graph(root) == []
+    assert rows(root, "node:Firm", "title") == [("x",)]
+
+
+def test_an_edge_table_that_is_made_again_keeps_its_own_key(root: str) -> None:
+    storage = Storage.at(root)
+    edge = {"src": ["ann"], "dst": ["ann"]}
+    new = {"endpoints": "Knows: Person -> Person", "edgeKeys": "Knows: src, dst"}
+    for _ in range(2):
+        save(root, edge, table="edge:Knows", **new)
+        for _ in range(3):
+            save(root, edge, table="edge:Knows", writeMode="merge")
+        assert len(rows(root, "edge:Knows")) == 1
+        properties.drop_table(storage, write_options(storage), ["edge:Knows"])

@@ -281,6 +281,7 @@ class _Write:
         ):
             return Published(version, skipped=True)
         snapshot = known_types.with_types(fold(rows, plan.branch, version), rows)
+        self._refuse_made_again(snapshot)
         if staged_files.are_published(plan, self._by_table, snapshot):
             self._round.files_used = True
             return Published(version, skipped=True)
@@ -311,6 +312,19 @@ class _Write:
         if not self._round.format.has_identities:  # there the files change with the tables
             engine_schema.add_types(plan.storage, plan.new_types.with_types(known.lost), known.text)
         return self._commit_tables(snapshot)
+
+    def _refuse_made_again(self, snapshot: Snapshot) -> None:
+        """Refuse rows that were staged into another table's folder than the one that is there."""
+        for key, target in self._plan.targets.items():
+            entry = snapshot.tables.get(key)
+            if entry is not None and entry.location != target.location:
+                raise TableNotFoundError(
+                    f"{key} was dropped and made again while the write was running",
+                    expected=f"the table in {target.location}",
+                    found=entry.location,
+                    hint="Nothing was published. Write again to write to the new table",
+                    table_key=key,
+                )
 
     def _run_check(self, snapshot: Snapshot) -> None:
         """Check the rows; those of an upsert that are set aside leave the rows they name alone.
@@ -430,6 +444,7 @@ class _Write:
             branch_identifier=plan.branch_identifier,
             actor=plan.actor,
             merged_parent=plan.merged_parent,
+            identities=snapshot.identities,
         )
 
     def _told(self, snapshot: Snapshot, one: Moved) -> dict[str, str]:

@@ -129,6 +129,7 @@ def roll_back(
         changes=tuple(changes),
         expected={entry.table_key: entry.table_version for entry in restored},
         branch_identifier=identifier,
+        identities=snapshot.identities,
     )
     try:
         published = publish(round_.storage, request)
