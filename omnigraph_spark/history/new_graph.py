@@ -111,8 +111,10 @@ def make(
     pairs = {key: Identity(one.stable, one.incarnation) for key, one in ids.items()}
     rows = _rows(storage, types, pairs, {"text": text, "domain": domain}, edge_keys or {})
     _faults.point("new_graph.tables_made")
-    # Before the graph is there: an engine refuses one without them.
-    _put_files(storage, text, ir_text)
+    # Before the graph is there: an engine refuses one without them. Another process may have made
+    # one meanwhile, and changed it: its files stay.
+    for name, content in zip(layout.SCHEMA_FILES, _files(text, ir_text), strict=True):
+        storage.put_new(name, content.encode("utf-8"))
     _faults.point("new_graph.files_put")
     try:
         stamped = IDENTITY_SCHEMA.with_metadata({formats.STAMP_KEY: str(OF_TODAY)})
@@ -233,9 +235,12 @@ def _complete(storage: Storage, manifest: LanceDataset) -> None:
     """Put the schema files of a graph without a publish, where they aren't as they were made."""
     if manifest.version != _FIRST_VERSION:
         return
+    newest = open_main(storage)  # the one that was given may be older
+    if newest.version != _FIRST_VERSION:
+        return
     told = (
         json.loads(row["metadata"]).get(OURS, {}).get(_MADE)
-        for row in read_rows(open_main(storage)).to_pylist()
+        for row in read_rows(newest).to_pylist()
         if row["object_type"] == VERSION
     )
     made = next((one for one in told if one is not None), None)

@@ -268,6 +268,24 @@ class Storage:
                 os.makedirs(self.root, exist_ok=True)
             obstore.put(self._objects(), path, data)
 
+    def put_new(self, path: str, data: bytes) -> bool:
+        """Write an object in one step if there is none of the name; return whether it was written.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        with translated(f"Writing {path} of {self.root}"):
+            if self.is_local():
+                os.makedirs(self.root, exist_ok=True)
+            try:
+                obstore.put(self._objects(), path, data, mode="create")
+            except AlreadyExistsError:
+                return False
+        return True
+
     def delete(self, path: str) -> None:
         """Delete an object; one that isn't there is no error.
 

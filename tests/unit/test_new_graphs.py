@@ -138,3 +138,24 @@ def test_a_folder_with_rows_where_a_table_would_be_is_refused_and_kept(root: str
     with pytest.raises(StorageError, match="holds another table"):
         make(root)
     assert not Path(root, "__manifest").exists()
+
+
+@pytest.mark.parametrize("point", ["new_graph.tables_made", "new_graph.files_put"])
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_slow_maker_of_other_tables_leaves_the_files_of_the_graph_that_is_there(
+    root: str, point: str, changed: bool
+) -> None:
+    def first() -> None:
+        save(root, {"name": ["ann"]}, table="node:Person", keys="Person: name", graphFormat="6")
+        if changed:
+            save(root, {"id": ["t"], "a": [1]}, table="node:Town")
+
+    two = {"title": ["x"], "sum": [1]}
+    _faults.arm(point, once(first))
+    with contextlib.suppress(UnsupportedError):
+        save(root, two, table="node:Firm", keys="Firm: title", graphFormat="6")
+    _faults.disarm()
+    save(root, two, table="node:Firm", keys="Firm: title")
+    found = [one for one in check_graph(root) if "no table row" not in one]
+    assert found == []
+    assert rows(root, "node:Person", "name") == [("ann",)]
