@@ -71,6 +71,7 @@ POINTS = frozenset(
         "stream.committed",
         "fork.before_removal",
         "fork.ref_removed",
+        "branch.before_clone",
         "branch.cloned",
         "branch.close",
         "branch.manifest_removed",

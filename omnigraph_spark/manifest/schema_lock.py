@@ -153,13 +153,24 @@ def _remove_unlisted(storage: Storage, grace_seconds: float) -> None:
         time.sleep(_POLL_SECONDS)
         if storage.list(folder) != found:
             return
-    if not found or _is_listed(storage):
+    if not found or _is_taken(storage):
         return
     _log.warning("removing files of a lock that isn't there any more")
     storage.delete_many([info.path for info in found])
 
 
-def _is_listed(storage: Storage) -> bool:
+def refuse_taken(storage: Storage) -> None:
+    """Refuse what doesn't go with a change of the schema, whoever makes it.
+
+    Raises:
+        RecoveryPendingError: the lock is there.
+        StorageError: the store failed.
+    """
+    if formats.of_graph(storage).has_identities and _is_taken(storage):
+        raise _pending()
+
+
+def _is_taken(storage: Storage) -> bool:
     with translated("Listing the branches of __manifest"):
         return layout.SCHEMA_LOCK in open_main(storage).branches.list()
 

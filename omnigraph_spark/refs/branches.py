@@ -22,12 +22,13 @@ from omnigraph_spark.errors import (
     BranchNotFoundError,
     OmnigraphError,
     OptionError,
+    RecoveryPendingError,
     StorageError,
     UnsupportedError,
     VersionNotFoundError,
 )
 from omnigraph_spark.history.publishes import fork_of
-from omnigraph_spark.manifest import crash_records, formats
+from omnigraph_spark.manifest import crash_records, formats, schema_lock
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import VERSION
 from omnigraph_spark.manifest.snapshot import Snapshot, load, open_manifest, read_rows
@@ -85,6 +86,7 @@ def create_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
         same_schema.refuse_other(storage, load(storage, from_ref.branch), snapshot)
     try:
         _remove_leftovers(storage, name, snapshot)
+        _faults.point("branch.before_clone")
         _clone_lineage(storage, name, from_ref)
         _clone(storage, layout.MANIFEST, name, (from_ref.branch, version))
     except OptionError:
@@ -115,8 +117,12 @@ def _refuse_nested(storage: Storage, name: str, names: list[str]) -> None:
 def _made(storage: Storage, name: str, pinned: Snapshot, origin: str | None) -> str:
     """Return the identifier of a branch that was just made, if all that it names is there.
 
+    Who changes the schema takes the lock first and looks for branches then; so one of the two sees
+    the other.
+
     Raises:
         BranchNotFoundError, VersionNotFoundError: it isn't; the branch was removed again.
+        RecoveryPendingError, UnsupportedError: the schema changes, or was changed meanwhile; too.
         StorageError: the store failed.
     """
     identifier = refs.identifier_of(storage, name)
@@ -131,8 +137,11 @@ def _made(storage: Storage, name: str, pinned: Snapshot, origin: str | None) -> 
             )
         _check_whole(storage, name)
         refs.check_pinned(storage, pinned)
-    except (BranchNotFoundError, VersionNotFoundError):
-        _log.warning("what branch %s is made from is gone; removing it", name)
+        schema_lock.refuse_taken(storage)
+        if pinned.identities:
+            same_schema.refuse_other(storage, load(storage, pinned.branch), pinned)
+    except (BranchNotFoundError, VersionNotFoundError, RecoveryPendingError, UnsupportedError):
+        _log.warning("what branch %s is made from is gone or changed; removing it", name)
         _remove_forks(storage, name, identifier, (layout.MANIFEST, layout.GRAPH_COMMITS))
         raise
     return identifier

@@ -30,7 +30,7 @@ from omnigraph_spark.schema_changes import properties
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
-from tests.support import graphs
+from tests.support import branches, graphs
 from tests.support.frames import nothing_written
 from tests.support.plain_writes import rows, save
 from tests.support.stores import Store
@@ -354,6 +354,35 @@ def test_rows_for_a_table_that_was_made_again_meanwhile_are_refused(
     _faults.disarm()
     assert check_graph(root) == []
     assert rows(root, "node:Firm", "title") == [("x",)]
+
+
+def test_a_branch_that_was_begun_before_a_change_of_tables_is_not_made(root: str) -> None:
+    _faults.arm("branch.before_clone", once(lambda: add_firm(root)))
+    with pytest.raises(UnsupportedError, match="other tables"):
+        branches.make(Storage.at(root), "b")
+    _faults.disarm()
+    assert branches.names(Storage.at(root)) == ["main"]
+    assert check_graph(root) == []
+
+
+def test_a_branch_is_not_made_under_a_lock_that_was_taken_meanwhile(root: str) -> None:
+    main = lance.dataset(f"{root}/__manifest")
+    _faults.arm("branch.before_clone", once(lambda: main.create_branch(LOCK)))
+    with pytest.raises(RecoveryPendingError):
+        branches.make(Storage.at(root), "b")
+    _faults.disarm()
+    assert branches.names(Storage.at(root)) == ["main"]
+
+
+def test_a_change_of_tables_is_refused_where_a_branch_was_made_meanwhile(root: str) -> None:
+    def change() -> None:
+        with pytest.raises(UnsupportedError, match="other branches"):
+            add_firm(root)
+
+    _faults.arm("branch.cloned", once(change))
+    branches.make(Storage.at(root), "b")
+    _faults.disarm()
+    assert check_graph(root) == []
 
 
 def test_an_edge_table_that_is_made_again_keeps_its_own_key(root: str) -> None:
