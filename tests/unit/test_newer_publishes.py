@@ -297,6 +297,28 @@ def test_a_head_that_an_engine_has_a_record_of_is_not_restored(social: Storage) 
     assert "a" not in ids(social, PERSON)
 
 
+def test_a_write_does_not_build_on_a_head_that_was_taken_back_since_it_looked(
+    social: Storage,
+) -> None:
+    pinned = load(social).version(PERSON)
+
+    def come_and_go() -> None:
+        orphan(social, PERSON, ["lost"])
+        social.dataset(load(social).entry(PERSON).location, None, pinned).restore()
+
+    _faults.arm("commit.before_table", writes.once(come_and_go))
+    write(social, {PERSON: ["a"]}, new={})
+    _faults.disarm()
+    dataset = social.dataset(load(social).entry(PERSON).location)
+    published = {
+        row["table_version"]
+        for row in rows_of(social)
+        if row["object_type"] == "table_version" and row["table_key"] == PERSON
+    }
+    assert {pinned, pinned + 2, pinned + 3} <= published
+    assert dataset.version == pinned + 3
+
+
 def orphan_of_engine(storage: Storage) -> None:
     """Commit to a table as an engine does: without a publish id, and not published yet."""
     dataset = storage.dataset(load(storage).entry(PERSON).location)

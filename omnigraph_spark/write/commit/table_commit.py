@@ -221,7 +221,11 @@ def _extend(
 ) -> LanceDataset:
     """Append to, or overwrite, a table that has a published version."""
     pinned = entry.table_version
-    head = strip(settle(round_, target.table_key, entry.location, target.table_branch, pinned))
+    head = settle(round_, target.table_key, entry.location, target.table_branch, pinned)
+    if round_.format.publishes_restores and head.version != pinned:
+        # Whoever publishes that head meanwhile would find this write's above it, and wait for it.
+        raise StartOver(f"{target.table_key} was taken back to {pinned} meanwhile")
+    head = strip(head)
     first = int(head.version)
     head = added_columns.reshaped(round_, target, head)
     try:
