@@ -181,6 +181,8 @@ def widen_property(
     _check_free(storage, plan, target, name)
     there = target.schema.field(name)
     wanted = _column(name, f"{kind.strip().removesuffix('?')}?" if _is_engines(kind) else kind)
+    if _is_engines(kind):
+        _refuse_other_values(storage, target, name, wanted)
     if str(wanted.field.type) == str(there.type) and spark_types.same_type(
         spark_types.spark_type(wanted.field), spark_types.spark_type(there)
     ):
@@ -200,6 +202,27 @@ def widen_property(
     kept = {k: v for k, v in (there.metadata or {}).items() if k != SPARK_TYPE_NOTE}
     field = pa.field(name, wanted.field.type, there.nullable, kept or None)
     return _reshaped(storage, options, plan, {name: name}, field)
+
+
+def _refuse_other_values(
+    storage: Storage, target: TableTarget, name: str, wanted: NewColumn
+) -> None:
+    """Refuse an enum's values: they are a rule, which the table's columns don't show."""
+    known = (engine_schema.read(storage) or EngineSchema()).of_table(target.table_key)
+    types = {} if known is None else {one.name: one.type for one in known.properties}
+    old, new = (
+        None if one is None or one.enum_values is None else sorted(one.enum_values)
+        for one in (types.get(name), wanted.engine)
+    )
+    if old != new:
+        raise SchemaMismatchError(
+            f"The values of an enum can't be changed: {target.table_key}.{name}",
+            expected="String" if old is None else f"enum({', '.join(old)})",
+            found="String" if new is None else f"enum({', '.join(new)})",
+            hint="Change the values with the engine, then write on",
+            table_key=target.table_key,
+            column=name,
+        )
 
 
 def _is_engines(kind: str | DataType) -> TypeGuard[str]:

@@ -205,6 +205,20 @@ def test_a_type_that_does_not_hold_all_values_is_refused_and_nothing_is_written(
     assert graphs.file_hashes(Path(graph.root)) == before
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [("String?", "enum(a, b)"), ("enum(a, b)?", "String"), ("enum(a, b)?", "enum(a, b, c)")]
+)  # fmt: skip
+def test_the_values_of_an_enum_are_no_type_that_is_widened(
+    graph: Storage, old: str, new: str
+) -> None:
+    changes.add_property(graph, asked(graph), PERSON, "mood", old)
+    before = graphs.file_hashes(Path(graph.root))
+    with pytest.raises(SchemaMismatchError, match="values of an enum can't be changed"):
+        changes.widen_property(graph, asked(graph), PERSON, "mood", new)
+    assert changes.widen_property(graph, asked(graph), PERSON, "mood", old).skipped
+    assert graphs.file_hashes(Path(graph.root)) == before
+
+
 def test_a_property_that_is_widened_on_a_branch_has_its_old_type_on_others(graph: Storage) -> None:
     wide(graph)
     changes.alter_property(graph, asked(graph), "Wide", "i", True)
