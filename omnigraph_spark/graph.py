@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from omnigraph_spark import option_values, options
@@ -135,10 +136,10 @@ class OmniGraph(
         self,
         name: str,
         *,
-        columns: list[str] | None = None,
+        columns: str | list[str] | None = None,
         branch: str | None = None,
-        version: int | str | None = None,
-        metadata_columns: list[str] | None = None,
+        version: int | str | datetime | None = None,
+        metadata_columns: str | list[str] | None = None,
     ) -> DataFrame:
         """Return one table as a frame: `node:Person`, `edge:Knows`, or a bare name that fits one.
 
@@ -161,7 +162,9 @@ class OmniGraph(
             )
         return self._narrowing(reader.load(self.uri))
 
-    def graph(self, *, branch: str | None = None, version: int | str | None = None) -> DataFrame:
+    def graph(
+        self, *, branch: str | None = None, version: int | str | datetime | None = None
+    ) -> DataFrame:
         """Return the whole graph as one frame (`unpack` takes it apart); it narrows itself.
 
         Raises:
@@ -169,7 +172,9 @@ class OmniGraph(
         """
         return self._narrowing(self._reader(branch, version).load(self.uri))
 
-    def tables(self, *, branch: str | None = None, version: int | str | None = None) -> DataFrame:
+    def tables(
+        self, *, branch: str | None = None, version: int | str | datetime | None = None
+    ) -> DataFrame:
         """Return the tables of a snapshot: key, versions, rows, location.
 
         Raises:
@@ -190,8 +195,8 @@ class OmniGraph(
 
     def changes(
         self,
-        start: int | str,
-        end: int | str | None = None,
+        start: int | str | datetime,
+        end: int | str | datetime | None = None,
         table: str | None = None,
         *,
         branch: str = layout.MAIN,
@@ -279,7 +284,7 @@ class OmniGraph(
         prefix: str = "",
         *,
         branch: str | None = None,
-        version: int | str | None = None,
+        version: int | str | datetime | None = None,
     ) -> dict[str, str]:
         """Make one temporary view per table, all of one snapshot; returns {table key: view name}.
 
@@ -304,7 +309,7 @@ class OmniGraph(
         prefix: str = "",
         *,
         branch: str | None = None,
-        version: int | str | None = None,
+        version: int | str | datetime | None = None,
     ) -> dict[str, str]:
         """Make one catalog table per table of the graph; returns {table key: catalog table}.
 
@@ -375,7 +380,7 @@ class OmniGraph(
 
         return Storage.at(self.uri, self.storage)
 
-    def _reader(self, branch: str | None, version: int | str | None) -> DataFrameReader:
+    def _reader(self, branch: str | None, version: int | str | datetime | None) -> DataFrameReader:
         reader = self.spark.read.format(FORMAT).options(**self._spark_storage())
         return reader.options(**_pins(branch, version))
 
@@ -393,7 +398,7 @@ class OmniGraph(
         return WriteOptions.of(options.parse(raw), mode == "overwrite")
 
 
-def _pins(branch: str | None, version: int | str | None) -> dict[str, str]:
+def _pins(branch: str | None, version: int | str | datetime | None) -> dict[str, str]:
     """Return the options of a read that say which branch, and which version of it."""
     pins = {} if branch is None else {"branch": branch}
     if version is not None:

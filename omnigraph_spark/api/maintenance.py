@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from omnigraph_spark.storage import layout
@@ -27,7 +27,9 @@ class MaintenanceMethods:
     def _store(self) -> Storage: ...
 
     @abstractmethod
-    def _reader(self, branch: str | None, version: int | str | None) -> DataFrameReader: ...
+    def _reader(
+        self, branch: str | None, version: int | str | datetime | None
+    ) -> DataFrameReader: ...
 
     @abstractmethod
     def _write_options(self, mode: str, branch: str, given: Mapping[str, Any]) -> WriteOptions: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from omnigraph_spark.errors import UnsupportedError
@@ -33,7 +34,7 @@ class QueryMethods:
         args: Mapping[str, Any] | list[Any] | None = None,
         *,
         branch: str | None = None,
-        version: int | str | None = None,
+        version: int | str | datetime | None = None,
     ) -> DataFrame:
         """Return a query over the tables of one snapshot; it reads what it needs (`narrow`).
 
@@ -72,7 +73,7 @@ class QueryMethods:
         make: Callable[[Callable[[str], DataFrame]], DataFrame],
         *,
         branch: str | None = None,
-        version: int | str | None = None,
+        version: int | str | datetime | None = None,
     ) -> DataFrame:
         """Return the narrowed form of a query that `make` builds over tables of one snapshot.
 
@@ -94,7 +95,7 @@ class QueryMethods:
             make(lambda name: graph.table(name, branch=found.branch, version=found.graph_version))
         )
 
-    def _snapshot(self, branch: str | None, version: int | str | None) -> Snapshot:
+    def _snapshot(self, branch: str | None, version: int | str | datetime | None) -> Snapshot:
         """Return the tables that are meant now."""
         from omnigraph_spark.manifest.snapshot import load
         from omnigraph_spark.refs import refs

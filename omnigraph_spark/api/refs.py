@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from omnigraph_spark.storage import layout
@@ -41,7 +42,7 @@ class RefMethods:
 
         return refs.list_branches(self._store())
 
-    def create_branch(self, name: str, from_ref: int | str = layout.MAIN) -> None:
+    def create_branch(self, name: str, from_ref: int | str | datetime = layout.MAIN) -> None:
         """Make a branch; tables are shared with what it is made from until they are written to.
 
         `from_ref` is a branch (its head), `dev@7`, `dev@2024-01-31T12:00:00Z`, a tag, a commit id,
@@ -82,7 +83,7 @@ class RefMethods:
 
         return refs.list_tags(self._store())
 
-    def tag(self, name: str, ref: int | str = layout.MAIN) -> Tag:
+    def tag(self, name: str, ref: int | str | datetime = layout.MAIN) -> Tag:
         """Name a version of all tables, and keep it from every cleanup until the tag is deleted.
 
         Raises:
@@ -107,7 +108,7 @@ class RefMethods:
         tags.delete_tag(self._store(), name)
 
     def restore(
-        self, version: int | str, *, branch: str = layout.MAIN, **write_options: Any
+        self, version: int | str | datetime, *, branch: str = layout.MAIN, **write_options: Any
     ) -> Committed:
         """Make the content of an older version of a branch its newest, all tables in one commit.
 
@@ -127,7 +128,10 @@ class RefMethods:
         return restore.restore(self._store(), asked, str(version))
 
     def diff(
-        self, before: int | str, after: int | str = layout.MAIN, table: str | None = None
+        self,
+        before: int | str | datetime,
+        after: int | str | datetime = layout.MAIN,
+        table: str | None = None,
     ) -> DataFrame:
         """Return the rows that differ between two refs: `_table`, `_change_type`, the row.
 

@@ -131,7 +131,7 @@ class _Side:
         """
         return self._graph.write(frames, mode=mode, branch=self.branch, **write_options)
 
-    def table(self, name: str, *, columns: list[str] | None = None) -> DataFrame:
+    def table(self, name: str, *, columns: str | list[str] | None = None) -> DataFrame:
         """Return a table with what is staged up to now.
 
         Raises:

@@ -248,7 +248,7 @@ def resolve(
     return Resolved(branch, None)
 
 
-def named(storage: Storage, ref: int | str) -> Resolved:
+def named(storage: Storage, ref: int | str | datetime) -> Resolved:
     """Return what the text of a ref means; on the driver.
 
     A branch's name is its head, `branch@7` a version on its lineage, `branch@2024-01-31T12:00:00Z`

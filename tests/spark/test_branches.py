@@ -119,7 +119,7 @@ def test_a_diff_has_inserts_deletes_and_both_images_of_changes(
     graph.write({KNOWS: knows(spark, ("ca", "c", "a"))}, branch="dev", integrity="keys")
     found = graph.diff("main", "dev")
     assert found.columns == [
-        "_table", "_change_type", "id", "src", "dst", "age", "name", "since", "tags",
+        "_table", "_change_type", "id", "src", "dst", "name", "age", "tags", "since",
     ]  # fmt: skip
     assert changes(found, "age", "src") == [
         (KNOWS, "insert", "ca", None, "c"),

@@ -67,8 +67,6 @@ BAD = [
     ("many", ({"a": 1},), "names", "dict"),
     ("many", (None, {1}), "order", "set"),
     ("by_name", ([("a", 1)],), "frames", "list"),
-    ("by_name", ({1: 1},), "frames", "dict"),
-    ("by_name", ({"a": "b"},), "frames", "dict"),
     ("by_name", ({}, 5), "make", "int"),
 ]
 
@@ -100,8 +98,8 @@ def test_missing_and_unknown_arguments_are_pythons_own_errors() -> None:
 def test_a_frame_of_another_library_is_not_taken_for_one_of_sparks() -> None:
     frame = type("DataFrame", (), {"__module__": "pandas.core.frame"})()
     graph = object.__new__(OmniGraph)
-    with pytest.raises(OptionError, match="write: frames is of type dict"):
-        graph.write({"node:Person": frame})
+    with pytest.raises(OptionError, match="merge_into: frame is of type DataFrame"):
+        graph.merge_into("node:Person", frame)
 
 
 @pytest.mark.parametrize("kind", [OmniGraph, Transaction, Staged])
