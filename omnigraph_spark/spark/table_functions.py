@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql.functions import udtf
 from pyspark.sql.types import StructType
 from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult
@@ -29,7 +30,6 @@ from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 _PIECE_BYTES = 128 << 20
@@ -130,8 +130,24 @@ def _pin(of: Snapshot, key: str) -> tuple[str | None, int] | None:
 
 
 def _rows(batch: pa.Table | pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    for row in batch.to_pylist(maps_as_pydicts="strict"):
-        yield tuple(row.values())
+    columns = [
+        [_plain(value, field.type) for value in column.to_pylist()]
+        for column, field in zip(batch.columns, batch.schema, strict=True)
+    ]
+    yield from zip(*columns, strict=True)
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    """Return a value with its maps as Spark has them in Python; Arrow's are lists of pairs."""
+    if value is None:
+        return None
+    if pa.types.is_map(kind):
+        return {key: _plain(item, kind.item_type) for key, item in value}
+    if pa.types.is_struct(kind):
+        return {field.name: _plain(value[field.name], field.type) for field in kind.fields}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return [_plain(item, kind.value_type) for item in value]
+    return value
 
 
 def register(spark: SparkSession) -> None:
