@@ -260,7 +260,9 @@ def _renumber(manifest: LanceDataset, found: Format, own: CommitRow, version: in
     row = to_arrow([replace(own, graph_version=version)], {} if found.has_identities else None)
     try:
         _merge(manifest, row)
-    except (OSError, ValueError, RuntimeError) as error:
+    except BaseException as error:  # a Rust panic is not an Exception (fact 16)
+        if not isinstance(error, _MERGE_ERRORS) and not is_panic(error):
+            raise
         _log.warning("commit %s keeps a wrong number: %s", own.commit_id, error)
 
 

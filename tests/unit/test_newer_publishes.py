@@ -152,6 +152,30 @@ def test_a_commit_that_landed_later_than_it_says_gets_the_right_number(graph: St
     assert "a" in ids(graph, PERSON, version=done.graph_version)
 
 
+def test_whatever_fails_while_a_landed_commit_gets_its_number_does_not_deny_it(
+    graph: Storage,
+) -> None:
+    class PanicException(BaseException):
+        """What a Rust panic is in Python."""
+
+    PanicException.__module__ = "pyo3_runtime"
+    sent: list[int] = []
+
+    def fail_at_the_second() -> None:
+        sent.append(1)
+        if len(sent) == 2:
+            raise PanicException("index out of bounds")
+
+    rival = writes.once(lambda: open_main(graph).update_config({"somebody": "else"}))
+    _faults.arm("publish.before_merge", rival)
+    _faults.arm("publish.sending", fail_at_the_second)
+    done = write(graph, {PERSON: ["a"]}, new={})
+    _faults.disarm()
+    assert len(sent) == 2
+    assert commits.read_commits(graph)[-1].graph_commit_id == done.publish_id
+    assert "a" in ids(graph, PERSON, version=done.graph_version)
+
+
 def test_a_publish_that_landed_and_lost_its_answer_is_found_by_its_commit(graph: Storage) -> None:
     request = Publish("main", new_ulid(), ())
     first = publish(graph, request)
