@@ -94,6 +94,12 @@ class _Side:
     """A branch on the side: where it is written to and read from; driver only."""
 
     def __init__(self, graph: OmniGraph, branch: str, write_options: Mapping[str, Any]) -> None:
+        if "graphformat" in {name.lower() for name in write_options}:
+            raise OptionError(
+                "graphFormat doesn't go with what is staged: a graph is made before that",
+                expected="a graph, or none, which is made in form 2",
+                hint="Make the graph with a write with graphFormat first",
+            )
         self._graph = graph
         self._given = dict(write_options)
         self.target = branch

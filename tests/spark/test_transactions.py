@@ -91,6 +91,9 @@ def test_a_batch_is_published_once_and_an_exception_or_a_conflict_leaves_nothing
     assert [one.name for one in graph.branches()] == ["main"]
     with pytest.raises(OptionError, match="go together"):
         graph.transaction(txnAppId="loader")
+    for make in (graph.transaction, graph.stage):
+        with pytest.raises(OptionError, match="graphFormat doesn't go with"):
+            make(graphFormat=6)
 
 
 def test_a_staged_graph_is_published_when_its_checks_pass_and_dropped_when_not(
