@@ -329,6 +329,6 @@ def _pending() -> RecoveryPendingError:
     return RecoveryPendingError(
         "Another process is changing the schema of this graph, or died at it",
         expected=f"no branch {layout.SCHEMA_LOCK} in __manifest",
-        hint="Nothing was written. Try again; if no engine and no other process works on the graph,"
-        f" delete the branch {layout.SCHEMA_LOCK} of __manifest",
+        hint="Nothing was written. Try again. If no engine and no other process works on the graph:"
+        f" lance.dataset(uri + '/{layout.MANIFEST}').branches.delete('{layout.SCHEMA_LOCK}')",
     )

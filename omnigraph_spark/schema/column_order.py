@@ -24,10 +24,10 @@ def as_shown(
     places = {name: at for at, name in enumerate(listed)}
     leading = _LEADING if is_edge else _LEADING[:1]
 
-    def rank(field: pa.Field) -> tuple[float, float, float]:
+    def rank(field: pa.Field) -> tuple[float, float]:
         if field.name in leading:
-            return (-1, leading.index(field.name), 0)
-        return (_position(field) or math.inf, places.get(field.name, math.inf), 0)
+            return (-1, leading.index(field.name))
+        return (_position(field) or math.inf, places.get(field.name, math.inf))
 
     return sorted(fields, key=rank)
 
