@@ -26,12 +26,23 @@ from omnigraph_spark.maintenance.repair import repair
 from omnigraph_spark.manifest.snapshot import TableEntry, load
 from omnigraph_spark.refs import branches as manage
 from omnigraph_spark.refs import refs, tags
+from omnigraph_spark.schema_changes import properties
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import Settings
 from tests.support.branches import GRACE, ids_at, make, names, remove, write_ids
-from tests.support.writes import KNOWS, PERSON, new_graph, once, plan, records, stage_rows, write
+from tests.support.writes import (
+    KNOWS,
+    PERSON,
+    new_graph,
+    once,
+    plan,
+    records,
+    stage_rows,
+    write,
+    write_options,
+)
 
 QUICK = Settings(orphan_grace_seconds=GRACE)
 OLD = 4
@@ -301,6 +312,25 @@ def test_an_optimize_that_sleeps_before_its_commit_while_a_cleanup_takes_its_fil
         optimize(graph, "main", [PERSON], run_here)
     assert ids_at(graph, PERSON) == before
     assert check(graph) == []
+
+
+@pytest.mark.parametrize("branch", ["main", "dev"])
+def test_a_widening_that_sleeps_before_its_commit_while_a_cleanup_takes_its_files_is_refused(
+    graph: Storage, branch: str
+) -> None:
+    if branch == "dev":
+        make(graph, branch)
+        write_ids(graph, branch, PERSON, ["own"])
+    before = ids_at(graph, PERSON, branch)
+    asked = write_options(graph, branch=branch, orphanGraceSeconds="0.1")
+    _faults.arm("table.before_columns", once(lambda: clean(graph, 15)))
+    with pytest.raises(StorageError, match="files of node:Person are gone"):
+        properties.widen_property(graph, asked, "Person", "age", "I64")
+    _faults.disarm()
+    assert ids_at(graph, PERSON, branch) == before
+    assert check(graph) == []
+    assert not properties.widen_property(graph, asked, "Person", "age", "I64").skipped
+    assert ids_at(graph, PERSON, branch) == before
 
 
 def test_a_write_of_many_files_lists_them_once_and_fails_for_one_that_is_gone(

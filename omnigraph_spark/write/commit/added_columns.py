@@ -19,13 +19,21 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from omnigraph_spark import _faults
-from omnigraph_spark.errors import SchemaMismatchError
+from omnigraph_spark.errors import OmnigraphError, SchemaMismatchError
 from omnigraph_spark.manifest.snapshot import TableEntry
 from omnigraph_spark.storage import column_numbers
 from omnigraph_spark.storage.column_numbers import FieldMap
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
-from omnigraph_spark.write.commit.table_head import Round, commit, contiguous, settle, strip
+from omnigraph_spark.write.commit import staged_files
+from omnigraph_spark.write.commit.table_head import (
+    Round,
+    commit,
+    contiguous,
+    settle,
+    strip,
+    take_back,
+)
 from omnigraph_spark.write.plan import TableTarget
 from omnigraph_spark.write.tasks.stage import StagedTable
 from omnigraph_spark.write.tasks.upsert import lance_fragments
@@ -163,7 +171,26 @@ def reshaped(round_: Round, target: TableTarget, head: LanceDataset) -> LanceDat
         else LanceOperation.Project(column_numbers.changed(head, target.reshaping()))
     )
     made = commit(head, before, operation, round_.publish_id, max_retries=0)
-    return contiguous(made, before, round_.publish_id)
+    made = contiguous(made, before, round_.publish_id)
+    if target.retyped is not None:
+        _check_written(round_, target, made, target.retyped.name)
+    return made
+
+
+def _check_written(round_: Round, target: TableTarget, made: LanceDataset, name: str) -> None:
+    """Look that a column's new files are there, after they became part of an unpublished version.
+
+    Raises:
+        StorageError: a cleanup removed some; the version was taken back.
+    """
+    number = next(n for path, n, _, _ in column_numbers.of_dataset(made) if path == name)
+    files = (file for fragment in made.get_fragments() for file in fragment.data_files())
+    new = {f"{target.data}/{file.path}" for file in files if number in file.fields}
+    try:
+        staged_files.check_files(round_.storage, target.table_key, new)
+    except OmnigraphError:
+        take_back(made, round_.publish_id)
+        raise
 
 
 def _is_other(target: TableTarget, head: LanceDataset, name: str) -> bool:
