@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
+from omnigraph_spark import options
 from omnigraph_spark.arrow.cast import can_store
 from omnigraph_spark.arrow.frame_batches import TABLE
 from omnigraph_spark.errors import OptionError, SchemaMismatchError
@@ -270,14 +271,14 @@ def _castable(given: StructField, field: StructField) -> bool:
 
 def pack(
     frames: Mapping[str, DataFrame],
-    endpoints: Mapping[str, str | tuple[str, str]] | None = None,
-    keys: Mapping[str, str] | None = None,
+    endpoints: str | Mapping[str, str | tuple[str, str]] | None = None,
+    keys: str | Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Return one whole-graph frame of typed table frames, ready to be written in one commit.
 
     `frames` by table key; `endpoints` for edge types that the graph doesn't have yet
     (`{"Knows": "Person -> Person"}`), `keys` for node types whose `id` is a property's value
-    (`{"Person": "name"}`). Evaluates nothing.
+    (`{"Person": "name"}`), or the texts of the options of these names. Evaluates nothing.
 
     >>> graph = pack({"node:Person": people, "edge:Knows": knows},
     ...              endpoints={"Knows": "Person -> Person"})  # doctest: +SKIP
@@ -292,10 +293,11 @@ def pack(
     for key, schema in schemas_of(frames).items():
         layout.split_table_key(key)
         schemas[key] = _checked(key, schema)
+    asked = options.parse(options.of_python({"endpoints": endpoints, "keys": keys}))
     wide = whole_graph_schema(
         schemas,
-        checked_endpoints(endpoints or {}),
-        _checked_keys(keys or {}, schemas),
+        checked_endpoints(asked.get("endpoints") or {}),
+        _checked_keys(asked.get("keys") or {}, schemas),
         named=True,
     )
     owned = ownership(wide, schemas)
@@ -414,11 +416,18 @@ def unpack(frame: DataFrame) -> dict[str, DataFrame]:
     so cache that if it is costly. Evaluates nothing.
 
     Raises:
+        OptionError: `frame` is not a DataFrame.
         SchemaMismatchError: `frame` is not a whole-graph frame, or has lost its definitions.
     """
     from pyspark.sql import functions as sf
 
-    schema = frame.schema
+    schema = getattr(frame, "schema", None)
+    if not isinstance(schema, StructType):
+        raise OptionError(
+            "What is to be unpacked is not a DataFrame",
+            expected=f"a whole-graph frame as read, or as made by {_EXAMPLE}",
+            found=type(frame).__name__,
+        )
     known = definitions(schema)
     if known is None:
         raise SchemaMismatchError(

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType
 
-from omnigraph_spark import OmniGraph, pack
+from omnigraph_spark import OmniGraph, pack, unpack
 from omnigraph_spark.errors import (
     BranchNotFoundError,
     OptionError,
@@ -61,6 +61,10 @@ def test_what_is_no_frame_or_no_value_is_refused_by_name(
         (lambda: graph.write([spark.range(1)]), "list"),  # type: ignore[arg-type]
         (lambda: graph.write({1: spark.range(1)}), "int"),  # type: ignore[dict-item]
         (lambda: pack({"node:A": [1, 2]}), "list"),  # type: ignore[dict-item]
+        (lambda: pack({"node:A": spark.range(1)}, keys={"A": 5}), "int"),  # type: ignore[dict-item]
+        (lambda: pack({"node:A": spark.range(1)}, keys=["A"]), "keys"),  # type: ignore[arg-type]
+        (lambda: pack({"node:A": spark.range(1)}, endpoints=5), "endpoints"),  # type: ignore[arg-type]
+        (lambda: unpack({"node:A": spark.range(1)}), "dict"),  # type: ignore[arg-type]
         (lambda: graph.write({"node:A": spark.range(1)}, keys=5.5), "'5.5'"),
         (lambda: graph.write({"node:A": spark.range(1)}, keys={"A": 5}), "int"),
         (lambda: graph.table(b"Person"), "bytes"),  # type: ignore[arg-type]
@@ -68,6 +72,18 @@ def test_what_is_no_frame_or_no_value_is_refused_by_name(
     ):
         with pytest.raises(OptionError, match=found):
             call()
+
+
+def test_pack_takes_the_same_texts_and_mappings_as_a_write(spark: SparkSession) -> None:
+    frames = {
+        "node:A": spark.sql("SELECT 'a' AS name"),
+        "edge:Of": spark.sql("SELECT 'a' AS src, 'a' AS dst"),
+    }
+    by_text = pack(frames, "Of: A -> A", "A: name")
+    by_mapping = pack(frames, {"Of": ("A", "A")}, {"A": "name"})
+    assert by_text.schema == by_mapping.schema
+    assert [f.metadata for f in by_text.schema] == [f.metadata for f in by_mapping.schema]
+    assert sorted(unpack(by_text)) == ["edge:Of", "node:A"]
 
 
 # --- errors ------------------------------------------------------------------------------------
