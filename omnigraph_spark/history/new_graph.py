@@ -31,7 +31,6 @@ from omnigraph_spark.manifest.rows import (
     VERSION,
     AnyRow,
     CommitRow,
-    Identity,
     TableRow,
     VersionRow,
     to_arrow,
@@ -42,6 +41,7 @@ from omnigraph_spark.schema.model import SYSTEM_COLUMNS, EdgeType, EngineSchema,
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, Outcome, outcome_of
+from omnigraph_spark.storage.layout import Identity
 from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ def make(
     text = engine_schema.render_pg(types.types()) if text is None else text
     domain = new_ulid()
     ir_text = ir2.new_ir(engine_schema.parse_pg(text), domain)
-    ids = ir2.table_ids(ir2.document(ir_text))
-    pairs = {key: Identity(one.stable, one.incarnation) for key, one in ids.items()}
+    pairs = ir2.table_ids(ir2.document(ir_text))
     rows = _rows(storage, types, pairs, {"text": text, "domain": domain}, edge_keys or {})
     _faults.point("new_graph.tables_made")
     # Before the graph is there: an engine refuses one without them. Another process may have made

@@ -26,7 +26,6 @@ from omnigraph_spark.manifest.publisher import Publish, Published, publish
 from omnigraph_spark.manifest.rows import (
     EDGE_KEY,
     OURS,
-    Identity,
     ManifestRow,
     TombstoneRow,
 )
@@ -35,6 +34,7 @@ from omnigraph_spark.schema import edits, ir2
 from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.layout import Identity
 from omnigraph_spark.storage.store import Storage
 
 _log = logging.getLogger(__name__)
@@ -147,8 +147,7 @@ def _published(
     if new_text == text:
         return Published(snapshot.graph_version, skipped=True)
     new_ir = ir2.changed_ir(engine_schema.parse_pg(new_text), ir_text)
-    ids = ir2.table_ids(ir2.document(new_ir))
-    pairs = {key: Identity(one.stable, one.incarnation) for key, one in ids.items()}
+    pairs = ir2.table_ids(ir2.document(new_ir))
     fresh = {key: pair for key, pair in pairs.items() if key not in snapshot.identities}
     schema_lock.check_held(storage, commit_id)
     schema_lock.remove_unpublished(storage, dict(snapshot.identities))
@@ -185,8 +184,7 @@ def _files(storage: Storage, snapshot: Snapshot) -> tuple[str, str]:
             hint="Bring it back from a copy of the graph; the engine refuses it without",
         )
     what = ir2.disagreement(engine_schema.parse_pg(pg), ir_text, state)
-    ids = ir2.table_ids(ir2.document(ir_text))
-    pairs = {key: Identity(one.stable, one.incarnation) for key, one in ids.items()}
+    pairs = ir2.table_ids(ir2.document(ir_text))
     if what is None and pairs != dict(snapshot.identities):
         what = f"{layout.SCHEMA_IR} names other tables than __manifest"
     if what is not None:

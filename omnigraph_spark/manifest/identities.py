@@ -22,8 +22,8 @@ from omnigraph_spark.manifest.rows import (
     TABLE,
     TOMBSTONE,
     VERSION,
-    Identity,
 )
+from omnigraph_spark.storage.layout import Identity
 
 _TABLE_KINDS = (TABLE, VERSION, TOMBSTONE)
 

@@ -38,7 +38,6 @@ from omnigraph_spark.manifest.rows import (
     TOMBSTONE,
     VERSION,
     CommitRow,
-    Identity,
     ManifestRow,
     TableRow,
     VersionRow,
@@ -55,6 +54,7 @@ from omnigraph_spark.storage.lance_errors import (
     translated,
     typed,
 )
+from omnigraph_spark.storage.layout import Identity
 from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
 from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.layout import Identity
 
 TABLE = "table"
 VERSION = "table_version"
@@ -49,22 +50,6 @@ IDENTITY_SCHEMA = pa.schema(
     ]
 )
 """The columns of a `__manifest` whose tables have ids (format.md, "Newer stamps")."""
-
-
-class Identity(NamedTuple):
-    """The two ids of a table: one for its type, one for each time that the type was made."""
-
-    stable: int
-    incarnation: int
-
-    def object_id(self, kind: str, version: int | None = None) -> str:
-        """Return the `object_id` of a row of the table."""
-        number = "" if version is None else f":{version:020d}"
-        return f"{kind}:{self.stable:016x}:{self.incarnation:016x}{number}"
-
-    def location(self, table_key: str) -> str:
-        """Return where the table's dataset is."""
-        return layout.folder_of(table_key, f"{self.stable:016x}-{self.incarnation:016x}")
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.manifest import crash_records, formats
 from omnigraph_spark.manifest.crash_records import Heartbeat
-from omnigraph_spark.manifest.rows import OURS, Identity
+from omnigraph_spark.manifest.rows import OURS
 from omnigraph_spark.manifest.snapshot import branch_names, load, open_main
 from omnigraph_spark.manifest.writable import fence
 from omnigraph_spark.schema import ir2
@@ -35,6 +35,7 @@ from omnigraph_spark.schema.pg import parse_pg
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.storage.layout import Identity
 from omnigraph_spark.storage.store import Storage
 
 STAGED = tuple(f"{name}.staging" for name in layout.SCHEMA_FILES)
@@ -306,10 +307,9 @@ def _tables(files: list[bytes | None]) -> dict[str, Identity] | None:
     try:
         if ir2.disagreement(parse_pg(pg), ir_text, state) is not None:
             return None
-        found = ir2.table_ids(ir2.document(ir_text))
+        return ir2.table_ids(ir2.document(ir_text))
     except OmnigraphError:
         return None
-    return {key: Identity(one.stable, one.incarnation) for key, one in found.items()}
 
 
 def _holder(storage: Storage) -> str | None:

@@ -33,11 +33,11 @@ from omnigraph_spark.manifest.rows import (
     TABLE,
     TOMBSTONE,
     VERSION,
-    Identity,
     fit,
 )
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
+from omnigraph_spark.storage.layout import Identity
 from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:

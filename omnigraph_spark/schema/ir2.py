@@ -19,6 +19,7 @@ from omnigraph_spark.schema.ir import parsed
 from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.schema.shape import Json, digest, pretty
 from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.layout import Identity
 
 IR_VERSION = 2
 STATE_VERSION = 2
@@ -26,14 +27,6 @@ IDENTITY_VERSION = 2
 INTERFACE = "interface"
 _SECTIONS = {INTERFACE: "interfaces", layout.NODE: "nodes", layout.EDGE: "edges"}
 _SYSTEM = {layout.NODE: ("id",), layout.EDGE: ("id", "src", "dst")}
-
-
-@dataclass(frozen=True)
-class TableId:
-    """Which table of its graph's whole life: the id of its type, and of this incarnation of it."""
-
-    stable: int
-    incarnation: int
 
 
 @dataclass(frozen=True)
@@ -126,10 +119,10 @@ def disagreement(pg: EngineSchema, ir_text: str, state_text: str) -> str | None:
     return None
 
 
-def table_ids(ir: Mapping[str, Any]) -> dict[str, TableId]:
+def table_ids(ir: Mapping[str, Any]) -> dict[str, Identity]:
     """Return the ids of the tables of an IR (`document`), by table key."""
     return {
-        layout.table_key(kind, one["name"]): TableId(one["type_id"], one["table_incarnation_id"])
+        layout.table_key(kind, one["name"]): Identity(one["type_id"], one["table_incarnation_id"])
         for kind in (layout.NODE, layout.EDGE)
         for one in ir[_SECTIONS[kind]]
     }

@@ -6,6 +6,7 @@ Pure functions over strings (format.md, "Tree" and "`__manifest` rows"); they ru
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from omnigraph_spark.errors import CorruptManifestError, OptionError
 
@@ -121,6 +122,22 @@ def table_location(key: str) -> str:
 def folder_of(key: str, name: str) -> str:
     """Return the folder of this name among those of a table's kind."""
     return f"{_FOLDER[key.partition(':')[0]]}/{name}"
+
+
+class Identity(NamedTuple):
+    """The two ids of a table: one for its type, one for each time that the type was made."""
+
+    stable: int
+    incarnation: int
+
+    def object_id(self, kind: str, version: int | None = None) -> str:
+        """Return the `object_id` of a row of the table."""
+        number = "" if version is None else f":{version:020d}"
+        return f"{kind}:{self.stable:016x}:{self.incarnation:016x}{number}"
+
+    def location(self, table_key: str) -> str:
+        """Return where the table's dataset is."""
+        return folder_of(table_key, f"{self.stable:016x}-{self.incarnation:016x}")
 
 
 def check_location(location: str | None, key: str) -> str:

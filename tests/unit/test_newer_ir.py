@@ -11,9 +11,10 @@ import pytest
 from omnigraph_spark.errors import CorruptManifestError, UnsupportedError
 from omnigraph_spark.schema import ir2, shape
 from omnigraph_spark.schema.files import read_ir
-from omnigraph_spark.schema.ir2 import Renamed, TableId
+from omnigraph_spark.schema.ir2 import Renamed
 from omnigraph_spark.schema.ir_reader import parse_ir
 from omnigraph_spark.schema.pg import parse_pg, render_schema
+from omnigraph_spark.storage.layout import Identity
 from omnigraph_spark.storage.store import Storage
 from tests.support import graphs
 
@@ -80,8 +81,8 @@ def test_the_ir_is_read_where_the_state_vouches_for_it(tmp_path: Path) -> None:
 def test_new_types_get_ids_in_the_order_types_then_properties_then_tables() -> None:
     before = ir2.new_ir(parse_pg(PEOPLE), DOMAIN)
     assert ir2.table_ids(ir2.document(before)) == {
-        "node:Person": TableId(1, 6),
-        "edge:Knows": TableId(2, 7),
+        "node:Person": Identity(1, 6),
+        "edge:Knows": Identity(2, 7),
     }
     more = f"{PEOPLE}node B {{\n y: I64?\n x: I64?\n}}\nnode A\n{{\n}}\nedge Ab: A -> B\n"
     after = json.loads(ir2.changed_ir(parse_pg(more), before))
@@ -99,8 +100,8 @@ def test_ids_of_what_was_dropped_are_never_given_again() -> None:
     without = ir2.changed_ir(parse_pg(PEOPLE.partition("edge")[0]), before)
     assert json.loads(without)["next_identity_id"] == 8
     again = ir2.document(ir2.changed_ir(parse_pg(PEOPLE), without))
-    assert ir2.table_ids(again)["edge:Knows"] == TableId(8, 10)
-    assert ir2.table_ids(again)["node:Person"] == TableId(1, 6)
+    assert ir2.table_ids(again)["edge:Knows"] == Identity(8, 10)
+    assert ir2.table_ids(again)["node:Person"] == Identity(1, 6)
 
 
 @pytest.mark.parametrize("hinted", [True, False], ids=["rename_from", "renamed"])
@@ -113,7 +114,7 @@ def test_what_is_renamed_keeps_its_ids(hinted: bool) -> None:
         text = text.replace("years: I32?", 'years: I32? @rename_from("age")')
         renamed = Renamed()
     after = ir2.document(ir2.changed_ir(parse_pg(text), before, renamed))
-    assert ir2.table_ids(after)["edge:Meets"] == TableId(2, 7)
+    assert ir2.table_ids(after)["edge:Meets"] == Identity(2, 7)
     years = after["nodes"][0]["properties"][1]
     assert (years["name"], years["property_id"], years["annotations"]) == ("years", 3, [])
     assert after["next_identity_id"] == 8
