@@ -9,7 +9,7 @@ LANCE_ALONE = commit upsert compaction optimize cleanup branches restore table_c
 # Minutes long: on 4.0 the examples of docs/branches.md merge branches in every run, and
 # `make test-floors LONG_ON_40=` runs these files too.
 LONG_ON_40 = branches_merge branches_merge_rows streams filter_answers
-FLOORS = pyspark==4.0.2 pylance==14.0.2 pyarrow==18.1.0 obstore==0.9.5 duckdb==1.5.0 numpy==1.26.4
+FLOORS = pyspark==4.0.2 pylance==14.0.2 pyarrow==18.1.0 obstore==0.9.5 duckdb==1.5.0 numpy==1.26.4 protobuf==4.21.12
 VENV = .venv
 VENV_40 = .venv-4.0
 VENV_CONNECT = .venv-connect

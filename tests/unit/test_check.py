@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,8 @@ from omnigraph_spark.manifest.snapshot import load, open_main
 from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.storage import layout, store
 from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.lance_messages import with_base_paths
+from omnigraph_spark.storage.lance_table_pb2 import Manifest
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
 from tests.support import branches, graphs, writes
@@ -295,10 +298,39 @@ def test_rewriting_a_version_manifest_changes_its_base_paths_alone(tmp_path: Pat
     root = graphs.unpack("v2", "rich", tmp_path)
     for path in (root / "__manifest" / "tree" / "dev" / "_versions").iterdir():
         data = path.read_bytes()
-        assert moved.rewrite(data, {}, "x") == data
-        there = moved.rewrite(data, {0: "/somewhere/else"}, "x")
-        assert b"/somewhere/else" in there
-        assert moved.rewrite(there, {0: "rich/__manifest"}, "x") == data
+        assert with_base_paths(data, {}, "x") == data
+        elsewhere = with_base_paths(data, {0: "/somewhere/else"}, "x")
+        assert bases(elsewhere) == ["/somewhere/else"]
+        assert bases(data) == ["rich/__manifest"]
+        assert without_bases(elsewhere) == without_bases(data)
+        back = with_base_paths(elsewhere, {0: "rich/__manifest"}, "x")
+        assert bases(back) == bases(data)
+        assert without_bases(back) == without_bases(data)
+
+
+def message_of(manifest: bytes) -> tuple[int, Manifest]:
+    (position,) = struct.unpack("<Q", manifest[-16:-8])
+    return position, Manifest.FromString(manifest[position + 4 : -16])
+
+
+def bases(manifest: bytes) -> list[str]:
+    return [base.path for base in message_of(manifest)[1].base_paths]
+
+
+def without_bases(manifest: bytes) -> tuple[bytes, bytes, bytes]:
+    """What precedes a version manifest's message, its other fields, and the footer."""
+    position, message = message_of(manifest)
+    del message.base_paths[:]
+    return manifest[:position], message.SerializeToString(), manifest[-16:]
+
+
+def test_a_version_manifest_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:
+    root = graphs.unpack("v2", "rich", tmp_path)
+    path = next((root / "__manifest" / "tree" / "dev" / "_versions").iterdir())
+    data = path.read_bytes()
+    newer = data[:-8] + struct.pack("<HH", 9, 0) + data[-4:]
+    with pytest.raises(CorruptManifestError, match=r"name\.manifest.*format 9\.0"):
+        with_base_paths(newer, {0: "/x"}, "name.manifest")
 
 
 @pytest.mark.parametrize("size", [0, 10, 100, -1])
@@ -306,7 +338,7 @@ def test_a_file_that_is_no_version_manifest_is_left_alone(size: int, tmp_path: P
     root = graphs.unpack("v2", "rich", tmp_path)
     path = next((root / "__manifest" / "tree" / "dev" / "_versions").iterdir())
     with pytest.raises(CorruptManifestError, match=r"OMNIGRAPH_CORRUPT_MANIFEST.*name\.manifest"):
-        moved.rewrite(path.read_bytes()[:size], {0: "/x"}, "name.manifest")
+        with_base_paths(path.read_bytes()[:size], {0: "/x"}, "name.manifest")
 
 
 def test_a_graph_that_was_not_moved_needs_no_rewriting(graph: Storage) -> None:

@@ -20,6 +20,7 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.manifest.snapshot import load, open_manifest, read_rows
 from omnigraph_spark.schema.property_types import blob_type
+from omnigraph_spark.storage import lance_messages
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import Committed, abort, commit
 from omnigraph_spark.write.plan import NewTable
@@ -658,7 +659,7 @@ def test_lance_reads_the_row_ids_that_are_encoded_here(tmp_path: Path, found: li
         pa.table({"x": range(len(found))}), made, mode="append", enable_stable_row_ids=True
     )
     plain = fragment.to_json()
-    sequence = row_ids.encoded(np.array(found, dtype=np.uint64) + np.uint64(1))
+    sequence = lance_messages.row_id_sequence(np.array(found, dtype=np.uint64) + np.uint64(1))
     plain["row_id_meta"] = {"Inline": list(sequence)}
     update = lance.LanceOperation.Update(
         removed_fragment_ids=[0],

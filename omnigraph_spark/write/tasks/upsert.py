@@ -23,6 +23,7 @@ from omnigraph_spark.arrow.to_spark import nullable_blobs, scan_options
 from omnigraph_spark.arrow.to_table import table_schema, to_table_batch
 from omnigraph_spark.errors import IntegrityError
 from omnigraph_spark.schema.property_types import is_blob
+from omnigraph_spark.storage import lance_messages
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.plan import TableTarget
@@ -114,7 +115,7 @@ def lance_fragments(
                 waiting = np.concatenate((waiting, next(replaced)))
             kept = row_ids.unpack(storage, one[ROW_IDS], waiting[:rows])
             waiting = waiting[rows:]
-            plain["row_id_meta"] = {"Inline": list(row_ids.encoded(kept))}
+            plain["row_id_meta"] = {"Inline": list(lance_messages.row_id_sequence(kept))}
         yield FragmentMetadata.from_json(json.dumps(plain))
 
 
