@@ -403,6 +403,20 @@ class _Checker:
             self.check_dataset(name, dataset, row_ids=False)
             self.check_columns(name, dataset.schema, _LOG_COLUMNS[name])
         commits = self.all_commits(branches)
+        self.check_commits(commits)
+        self.check_first(commits)
+        ids = {row["graph_commit_id"] for row in commits}
+        if not self.crashed:
+            for publish_id in sorted(self.publish_ids - ids):
+                self.wrong(f"publish {publish_id}", "has no row in _graph_commits.lance")
+        actors = lance.dataset(str(self.root / _LINEAGE[1]))
+        named = set(actors.to_table()["graph_commit_id"].to_pylist())
+        if named & self.publish_ids:
+            self.check_no_cleanup(_LINEAGE[1], actors)
+        for commit_id in sorted(named - ids):
+            self.wrong(f"actor of {commit_id}", "no such commit")
+
+    def check_commits(self, commits: list[dict[str, Any]]) -> None:
         ids = {row["graph_commit_id"] for row in commits}
         versions: dict[tuple[str, int], str] = {}
         notes = self.recoveries()
@@ -421,16 +435,6 @@ class _Checker:
             for parent in ("parent_commit_id", "merged_parent_commit_id"):
                 if row[parent] is not None and row[parent] not in ids:
                     self.wrong(at, f"{parent} {row[parent]} isn't there")
-        self.check_first(commits)
-        if not self.crashed:
-            for publish_id in sorted(self.publish_ids - ids):
-                self.wrong(f"publish {publish_id}", "has no row in _graph_commits.lance")
-        actors = lance.dataset(str(self.root / _LINEAGE[1]))
-        named = set(actors.to_table()["graph_commit_id"].to_pylist())
-        if named & self.publish_ids:
-            self.check_no_cleanup(_LINEAGE[1], actors)
-        for commit_id in sorted(named - ids):
-            self.wrong(f"actor of {commit_id}", "no such commit")
 
     def all_commits(self, branches: list[str]) -> list[dict[str, Any]]:
         """Return the rows of all lines, each once: a branch's begins with those it inherited."""

@@ -70,7 +70,7 @@ class Names:
 
     def mention(self, kind: str, inside: str) -> bool:
         """Return whether a file, `inside` being its path below the folder `kind`, is mentioned."""
-        first = inside.split("/")[0]
+        first = inside.split("/", maxsplit=1)[0]
         stem = first.partition(".")[0]
         if kind == "data":  # blobs lie in a folder named as the data file that they belong to
             return stem in self.data

@@ -218,7 +218,10 @@ def test_a_ref_that_is_made_or_deleted_is_never_denied(
             raise StorageError("503 Slow Down (injected)")
         return real(self, *rest)
 
-    deletes, name = what.startswith("delete"), {"branch": "b", "tag": "t"}[what.split()[-1]]
+    deletes, name = (
+        what.startswith("delete"),
+        {"branch": "b", "tag": "t"}[what.rsplit(maxsplit=1)[-1]],
+    )
     name = name if deletes else "new"
     monkeypatch.setattr(Storage, "_open", fails)
     for failing in range(1, 60, 2):
