@@ -403,7 +403,7 @@ class _Checker:
             self.check_dataset(name, dataset, row_ids=False)
             self.check_columns(name, dataset.schema, _LOG_COLUMNS[name])
         commits = self.all_commits(branches)
-        self.check_commits(commits)
+        self.check_lineage_rows(commits)
         self.check_first(commits)
         ids = {row["graph_commit_id"] for row in commits}
         if not self.crashed:
@@ -416,7 +416,7 @@ class _Checker:
         for commit_id in sorted(named - ids):
             self.wrong(f"actor of {commit_id}", "no such commit")
 
-    def check_commits(self, commits: list[dict[str, Any]]) -> None:
+    def check_lineage_rows(self, commits: list[dict[str, Any]]) -> None:
         ids = {row["graph_commit_id"] for row in commits}
         versions: dict[tuple[str, int], str] = {}
         notes = self.recoveries()

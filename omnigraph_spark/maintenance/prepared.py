@@ -9,7 +9,6 @@ first of them must be published, or all of it is taken back.
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from omnigraph_spark.errors import OmnigraphError, StorageError
 from omnigraph_spark.maintenance import compacting, indices
 from omnigraph_spark.maintenance.compacting import Group
 from omnigraph_spark.manifest.snapshot import TableEntry
-from omnigraph_spark.storage import column_numbers, layout
+from omnigraph_spark.storage import backoff, column_numbers, layout
 from omnigraph_spark.storage.column_numbers import FieldMap
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.write.commit import staged_files
@@ -233,7 +232,7 @@ def _published_under(round_: Round, made: LanceDataset, key: str, first: int) ->
             return published
         if published >= first or time.monotonic() >= end:
             raise StartOver(f"version {first - 1} of {key}, which lies under ours, isn't published")
-        time.sleep(random.uniform(0.01, 0.03))
+        backoff.poll(0.03)
 
 
 def _take_back(round_: Round, made: LanceDataset, first: int) -> None:

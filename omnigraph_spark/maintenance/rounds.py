@@ -8,7 +8,6 @@ meanwhile is rebuilt. No append fails for it: it waits for milliseconds, or retr
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +32,7 @@ from omnigraph_spark.manifest.publisher import Publish, Published, found_in, has
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, load, open_main, read_rows
 from omnigraph_spark.manifest.writable import branch_identifier, open_for_writing
 from omnigraph_spark.refs import forks
-from omnigraph_spark.storage import layout
+from omnigraph_spark.storage import backoff, layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write import staging
@@ -167,7 +166,7 @@ class _Maintenance:
                     hint="Nothing was published, writers were first. Run it again when less is "
                     "written, or raise commitTimeoutSeconds",
                 ) from cause
-            time.sleep(random.uniform(0.01, _LONGEST_PAUSE_SECONDS / lost))
+            backoff.shrinking(lost, _LONGEST_PAUSE_SECONDS)
 
     def _build(self) -> None:
         """Build what isn't built yet, or was found stale; no crash record is there meanwhile."""

@@ -23,7 +23,7 @@ from omnigraph_spark.errors import RecoveryPendingError, StorageError
 from omnigraph_spark.manifest import formats
 from omnigraph_spark.manifest.rows import OURS
 from omnigraph_spark.manifest.snapshot import TableEntry, open_main
-from omnigraph_spark.storage import layout
+from omnigraph_spark.storage import backoff, layout
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import ObjectInfo, Storage
 
@@ -145,7 +145,7 @@ def refuse_foreign(storage: Storage, wait_seconds: float = 0.0) -> None:
                     " by this connector that died is finished by OmniGraph.repair(dry_run=False)"
                 ),
             )
-        time.sleep(_POLL_SECONDS)
+        backoff.poll(_POLL_SECONDS)
 
 
 def foreign(storage: Storage) -> list[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import random
 import re
 import time
 from collections.abc import Mapping
@@ -45,7 +44,7 @@ from omnigraph_spark.manifest.rows import (
 )
 from omnigraph_spark.manifest.snapshot import Snapshot, fold, open_main, open_manifest, read_rows
 from omnigraph_spark.manifest.writable import branch_identifier, open_for_writing, take_back
-from omnigraph_spark.storage import layout
+from omnigraph_spark.storage import backoff, layout
 from omnigraph_spark.storage.lance_errors import (
     DatasetNotFoundError,
     Outcome,
@@ -183,9 +182,8 @@ class _Attempts:
 
     def pause(self) -> None:
         """Wait, longer after each lost attempt, with jitter, so that rivals come apart."""
-        longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**self._made)
         _log.info("publish %s: attempt %d lost, trying again", self._request.publish_id, self._made)
-        time.sleep(random.uniform(0.2, 1.0) * longest)
+        backoff.growing(self._made, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
 
 
 def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published | None:

@@ -32,7 +32,7 @@ from omnigraph_spark.manifest.snapshot import branch_names, load, open_main
 from omnigraph_spark.manifest.writable import fence
 from omnigraph_spark.schema import ir2
 from omnigraph_spark.schema.pg import parse_pg
-from omnigraph_spark.storage import layout
+from omnigraph_spark.storage import backoff, layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.layout import Identity
@@ -151,7 +151,7 @@ def _remove_unlisted(storage: Storage, grace_seconds: float) -> None:
     found = storage.list(folder)
     end = time.monotonic() + grace_seconds
     while found and time.monotonic() < end:
-        time.sleep(_POLL_SECONDS)
+        backoff.poll(_POLL_SECONDS)
         if storage.list(folder) != found:
             return
     if not found or _is_taken(storage):
@@ -208,7 +208,7 @@ def _silent_holder(storage: Storage, grace_seconds: float) -> str | None:
     end = time.monotonic() + grace_seconds
     seen = crash_records.renewed_at(storage, holder)
     while time.monotonic() < end:
-        time.sleep(_POLL_SECONDS)
+        backoff.poll(_POLL_SECONDS)
         if _holder(storage) != holder:
             return None
         if _renewed(storage, holder, seen):

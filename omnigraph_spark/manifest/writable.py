@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import random
-import time
 from typing import TYPE_CHECKING, Any
 
 from omnigraph_spark import _faults
@@ -20,7 +18,7 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.manifest import formats, lineage, migrations
 from omnigraph_spark.manifest.snapshot import open_main, read_rows
-from omnigraph_spark.storage import layout, relocation, store
+from omnigraph_spark.storage import backoff, layout, relocation, store
 from omnigraph_spark.storage.lance_errors import (
     DatasetNotFoundError,
     Outcome,
@@ -133,7 +131,7 @@ def fence(
                 raise
             if outcome_of(error) not in (Outcome.CONFLICT, Outcome.UNKNOWN):
                 raise typed(error, "Committing to __manifest") from error
-            time.sleep(random.uniform(0.2, 1.0) * min(0.5, 0.02 * 2**attempt))
+            backoff.growing(attempt, first=0.02, longest=0.5)
     raise RowLevelCasContention(
         f"Branch {branch} was published to {_FENCE_ATTEMPTS} times meanwhile",
         hint="Nothing was changed. Run it again when less is written",

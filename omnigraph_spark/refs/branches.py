@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import logging
-import random
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -35,7 +34,7 @@ from omnigraph_spark.manifest.snapshot import Snapshot, load, open_manifest, rea
 from omnigraph_spark.manifest.writable import fence, open_for_writing
 from omnigraph_spark.refs import forks, refs, same_schema, tags
 from omnigraph_spark.refs.refs import Resolved
-from omnigraph_spark.storage import append_log, layout
+from omnigraph_spark.storage import append_log, backoff, layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.lance_errors import (
     DatasetNotFoundError,
@@ -469,4 +468,4 @@ def _close(
         if not alive:
             return
         _log.info("waiting for %d writer(s) of branch %s", len(alive), name)
-        time.sleep(random.uniform(0.5, 1.0) * min(0.2, grace_seconds / 10))
+        backoff.poll(min(0.2, grace_seconds / 10))

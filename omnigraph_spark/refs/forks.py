@@ -8,7 +8,6 @@ the entry that the snapshot pins, and never one that Lance doesn't list.
 from __future__ import annotations
 
 import logging
-import random
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +19,7 @@ from urllib.parse import quote
 from omnigraph_spark import _faults
 from omnigraph_spark.errors import StorageError, UnsupportedError
 from omnigraph_spark.manifest.snapshot import TableEntry
-from omnigraph_spark.storage import append_log, layout, relocation
+from omnigraph_spark.storage import append_log, backoff, layout, relocation
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, is_panic, translated
 from omnigraph_spark.storage.store import Storage
 
@@ -161,7 +160,7 @@ def _ensure(
         elif time.monotonic() >= end:
             remove_dead_fork(storage, location, name)
         else:
-            time.sleep(random.uniform(0.5, 1.0) * min(0.25, 0.02 * 2**attempt))
+            backoff.growing(attempt, first=0.02, longest=0.25)
             continue
     raise StorageError(
         f"The fork {name} of {location} could not be made", expected="a branch that Lance lists"
@@ -235,7 +234,7 @@ def is_listed_soon(storage: Storage, location: str, name: str, seconds: float) -
     while name not in _refs(storage, location):
         if time.monotonic() >= end:
             return False
-        time.sleep(random.uniform(0.5, 1.0) * 0.05)
+        backoff.poll(0.05)
     return True
 
 

@@ -11,8 +11,6 @@ functions run on the driver.
 from __future__ import annotations
 
 import logging
-import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -34,7 +32,7 @@ from omnigraph_spark.schema.model import (
     same_definition,
 )
 from omnigraph_spark.schema.pg import is_cut, parse_pg, render_pg, render_schema
-from omnigraph_spark.storage import layout
+from omnigraph_spark.storage import backoff, layout
 from omnigraph_spark.storage.store import Storage
 
 _log = logging.getLogger(__name__)
@@ -218,9 +216,9 @@ def change(storage: Storage, changed: Callable[[str | None], str | None]) -> Non
         CorruptManifestError, UnsupportedError, StorageError: as `add_types`.
         OmnigraphError: what `changed` raises; nothing was changed then.
     """
-    pause_seconds = 0.0
-    for _ in range(_ATTEMPTS):
-        time.sleep(random.uniform(0, pause_seconds))
+    for attempt in range(_ATTEMPTS):
+        if attempt > 0:
+            backoff.poll(_MAX_PAUSE_SECONDS)
         text = _source(storage)
         wanted = changed(text)
         if wanted is None:
@@ -230,7 +228,6 @@ def change(storage: Storage, changed: Callable[[str | None], str | None]) -> Non
             text = _source(storage)
         if text is not None and changed(text) == text and _agree(storage, text):
             return
-        pause_seconds = _MAX_PAUSE_SECONDS
     raise StorageError(
         f"The schema files of {storage.root} are being changed by others all the time",
         hint="No table was published. Run the write again",

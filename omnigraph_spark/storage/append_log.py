@@ -8,8 +8,6 @@ process that made that version compacts it, and drops old versions where nobody 
 from __future__ import annotations
 
 import logging
-import random
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from omnigraph_spark.errors import OmnigraphError, StorageError
-from omnigraph_spark.storage import layout, store
+from omnigraph_spark.storage import backoff, layout, store
 from omnigraph_spark.storage.lance_errors import (
     DatasetNotFoundError,
     Outcome,
@@ -195,7 +193,7 @@ def append(storage: Storage, log: AppendLog, rows: pa.Table, branch: str | None 
         except StorageError as error:
             if _outcome(error) is Outcome.FAILED or attempt + 1 == _APPEND_ATTEMPTS:
                 raise
-            time.sleep(random.uniform(0, min(_LONGEST_PAUSE_SECONDS, 0.01 * 2**attempt)))
+            backoff.growing(attempt, first=0.01, longest=_LONGEST_PAUSE_SECONDS)
             continue
         keep_small(written, log.location, branch)
         return

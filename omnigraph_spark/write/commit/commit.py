@@ -12,7 +12,6 @@ are in docs/internals/protocol.md. What is left behind, by outcome:
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,7 +54,7 @@ from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.refs import property_files
 from omnigraph_spark.schema.model import EngineSchema, fitted, reshaped
-from omnigraph_spark.storage import layout
+from omnigraph_spark.storage import backoff, layout
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write import shared
 from omnigraph_spark.write.commit import heal, small_files, staged_files, updates
@@ -86,7 +85,6 @@ from omnigraph_spark.write.tasks.stage import StagedTable
 # The pause after a lost round: shorter each time, since with growing ones a writer that has lost
 # often is passed by all who come new.
 _FIRST_PAUSE_SECONDS = 0.5
-_SHORTEST_PAUSE_SECONDS = 0.01
 
 _log = logging.getLogger(__name__)
 
@@ -251,8 +249,7 @@ class _Write:
                         hint="Nothing was published. Write again, or raise commitTimeoutSeconds",
                     ) from error
                 _log.info("write %s lost round %d: %s", self._plan.publish_id, lost, error)
-                longest = max(_SHORTEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS / lost)
-                time.sleep(random.uniform(0.1, 1.0) * longest)
+                backoff.shrinking(lost, _FIRST_PAUSE_SECONDS)
 
     def _may_repeat(self, error: OmnigraphError) -> bool:
         """Return whether a lost round may be gone again: nothing moved that the caller expects.

@@ -9,7 +9,6 @@ still going to publish it, or that is gone; only after the grace is it restored.
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from omnigraph_spark.errors import CorruptManifestError
 from omnigraph_spark.manifest import crash_records, formats
 from omnigraph_spark.manifest.formats import Format
 from omnigraph_spark.manifest.snapshot import Snapshot
-from omnigraph_spark.storage import store
+from omnigraph_spark.storage import backoff, store
 from omnigraph_spark.storage.lance_errors import (
     Outcome,
     is_panic,
@@ -386,5 +385,5 @@ class _Watch:
 
     def pause(self) -> None:
         """Sleep a little, longer each time, with jitter."""
-        time.sleep(random.uniform(0.5, 1.0) * self._pause)
+        backoff.poll(self._pause)
         self._pause = min(self._pause * 1.5, max(0.02, min(0.2, self._grace / 10)))
