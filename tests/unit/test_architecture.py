@@ -75,23 +75,28 @@ def _parsed() -> Iterator[tuple[str, Path, ast.Module]]:
             yield name, path, ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield (what is imported, line) of every import that runs, those for type checkers left out.
+@cache
+def _imports(tree: ast.Module) -> tuple[tuple[str, int], ...]:
+    """Return (what is imported, line) of every import that runs, those for type checkers left out.
 
     `from a.b import c` is `a.b.c`, whether c is a module or a name in a.b.
     """
-    if isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test):
-        for node in tree.orelse:
-            yield from _imports(node)
-        return
-    if isinstance(tree, ast.Import):
-        yield from ((alias.name, tree.lineno) for alias in tree.names)
-    elif isinstance(tree, ast.ImportFrom) and tree.module:
-        yield from ((f"{tree.module}.{alias.name}", tree.lineno) for alias in tree.names)
-    for child in ast.iter_child_nodes(tree):
-        yield from _imports(child)
+    imports: list[tuple[str, int]] = []
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            imports += ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imports += ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting += node.orelse
+        elif not isinstance(node, ast.expr):  # no statement is below an expression
+            waiting += ast.iter_child_nodes(node)
+    return tuple(imports)
 
 
+@cache
 def _package(name: str) -> str:
     """Return the name in LAYERS that a module belongs to: the longest one that fits."""
     known = {place for places in LAYERS for place in places}
@@ -102,6 +107,7 @@ def _package(name: str) -> str:
     return package
 
 
+@cache
 def _layer(name: str) -> int:
     return next(level for level, places in enumerate(LAYERS) if _package(name) in places)
 
@@ -152,9 +158,11 @@ def test_nothing_imports_pandas() -> None:
     assert found == []
 
 
-def _imports_of_ours() -> Iterator[tuple[str, str, str]]:
-    """Yield (module, module that it imports, place) within omnigraph_spark."""
+@cache
+def _imports_of_ours() -> tuple[tuple[str, str, str], ...]:
+    """Return (module, module that it imports, place) within omnigraph_spark."""
     known = {name for name, _, _ in _modules()}
+    pairs = []
     for name, path, tree in _modules():
         for imported, line in _imports(tree):
             if imported.partition(".")[0] != PACKAGE.name:
@@ -163,7 +171,8 @@ def _imports_of_ours() -> Iterator[tuple[str, str, str]]:
             while target not in known:
                 target = target.rpartition(".")[0] or PACKAGE.name
             if target != name:
-                yield name, target, f"{_shown(path)}:{line} imports {target}"
+                pairs.append((name, target, f"{_shown(path)}:{line} imports {target}"))
+    return tuple(pairs)
 
 
 def test_imports_point_downwards() -> None:

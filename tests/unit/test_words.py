@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,15 +25,18 @@ ELSEWHERE = re.compile(
 )
 
 
-def _texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a page; of a module its comments and strings."""
+@cache
+def _texts(path: Path) -> tuple[tuple[int, str], ...]:
+    """Return the lines of a page; of a module its comments and strings."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
-        yield from enumerate(text.splitlines(), 1)
-        return
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in (tokenize.STRING, tokenize.COMMENT):
-            yield from enumerate(token.string.splitlines(), token.start[0])
+        return tuple(enumerate(text.splitlines(), 1))
+    return tuple(
+        line
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type in (tokenize.STRING, tokenize.COMMENT)
+        for line in enumerate(token.string.splitlines(), token.start[0])
+    )
 
 
 @pytest.mark.parametrize("pattern", [DIALECT, ELSEWHERE], ids=["dialect", "references"])
