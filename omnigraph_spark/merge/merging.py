@@ -25,6 +25,7 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.history.commits import Commit
 from omnigraph_spark.integrity.rules import of_write
+from omnigraph_spark.integrity.values import MOST_SAMPLES
 from omnigraph_spark.manifest import known_types
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load, open_manifest, read_rows
 from omnigraph_spark.merge import edges
@@ -286,7 +287,7 @@ class _Work:
     def _refuse_values_lost(
         self, sides: Mapping[str, TableEntry | None], side: str, name: str
     ) -> None:
-        """Refuse where one side dropped a column, and the other changed values of it.
+        """Refuse where one side dropped a column, and the other changed or added values of it.
 
         Raises:
             SchemaMismatchError: names the column.
@@ -306,19 +307,21 @@ class _Work:
             FAIL,
             one_column(bases, name, [one for one in there if one not in ("id", name)]),
         )
+        merge = replace(merge, only_values_of=name)
         (outcome,) = self.start(self.storage, [merge]).outcomes().values()
-        rows = outcome.updated + sum(outcome.conflicts.values())
+        rows, samples = sum(outcome.conflicts.values()), sorted(outcome.samples)[:MOST_SAMPLES]
         if rows:
             pair = (self.sides.source.branch, self.sides.target.branch)
             on, gone = pair if side == SOURCE else pair[::-1]
             raise SchemaMismatchError(
-                f"{gone} dropped {name} of {base.table_key}, and {on} changed values of it",
+                f"{gone} dropped {name} of {base.table_key}, and {on} changed or added its values",
                 expected="values as they were in the newest common commit",
-                found=f"{rows} rows with other values",
+                found=f"{rows} rows with other or new values: id {', '.join(map(repr, samples))}",
                 hint=f"Nothing was written. If they may go, call drop_property({base.table_key!r}, "
                 f"{name!r}, branch={on!r}), then merge again",
                 table_key=base.table_key,
                 column=name,
+                samples=samples,
             )
 
     def _joined(self, key: str, side: str) -> TableEntry | None:

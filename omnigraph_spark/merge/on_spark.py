@@ -55,8 +55,8 @@ class OnSpark:
         def decide(number: int, parts: list[Any]) -> str:
             found = Outcome()
             found.add(_decided(storage, merges[number], parts))
-            numbers = [found.taken, found.updated, found.gone, found.settled]
-            return json.dumps([*numbers, dict(found.conflicts)])
+            numbers = [found.taken, found.gone, found.settled]
+            return json.dumps([*numbers, dict(found.conflicts), found.samples])
 
         told = udf(decide, "string", useArrow=False)("merge", "parts")
         found = {one.table_key: Outcome() for one in merges}
@@ -64,12 +64,12 @@ class OnSpark:
             rows = self._buckets.select("merge", told.alias("told")).collect()
         for row in rows:
             one = found[merges[row["merge"]].table_key]
-            taken, updated, gone, settled, conflicts = json.loads(row["told"])
+            taken, gone, settled, conflicts, samples = json.loads(row["told"])
             one.taken += taken
-            one.updated += updated
             one.gone += gone
             one.settled += settled
             one.conflicts.update(conflicts)
+            one.samples += samples
         return found
 
     def facts(self, key: str) -> Iterable[Facts]:

@@ -122,6 +122,16 @@ def decide(
     )
 
 
+def values_lost(found: Decision, column: str) -> Decision:
+    """Return a decision in which all that changes or brings a value of a column is a conflict."""
+    is_lost = (found.replaced > 0) | found.taken[column].is_valid().to_numpy()
+    rows = found.taken.filter(pa.array(is_lost)).to_pylist()
+    lost = [(str(row["id"]), UPDATES, None, None, json_of(row)) for row in rows]
+    none = np.zeros(0, dtype=np.int64)
+    conflicts = (*found.conflicts, *lost)
+    return Decision(found.taken.slice(0, 0), none, found.gone.slice(0, 0), none, conflicts)
+
+
 def _same(left: _Version, right: _Version) -> Flags:
     """Tell of each id whether two versions have the same rows of it."""
     same: Flags = (left.counts == 0) & (right.counts == 0)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from omnigraph_spark.arrow.to_table import table_schema
 from omnigraph_spark.integrity.screen import Screen
+from omnigraph_spark.integrity.values import MOST_SAMPLES
 from omnigraph_spark.merge import rules
 from omnigraph_spark.merge import sides as merge_sides
 from omnigraph_spark.merge.columns import Columns, Names
@@ -42,6 +43,8 @@ class TableMerge:
     """One table of a merge, as plain data; `bases` are names of versions in `sides`.
 
     A table that the target doesn't have is taken from the source as it is, without `columns`.
+    With `only_values_of` a column nothing is merged: rows of the source are conflicts if they
+    have other values of it than the target, or bring one.
     """
 
     table_key: str
@@ -50,6 +53,7 @@ class TableMerge:
     resolution: str
     pieces: tuple[Piece, ...]
     columns: Columns | None = None
+    only_values_of: str | None = None
 
     @classmethod
     def planned(
@@ -113,21 +117,21 @@ class Facts:
 
 @dataclass
 class Outcome:
-    """What the merge of a table comes to, counted; `updated` are those taken that replace rows."""
+    """What the merge of a table comes to, counted; `samples` are ids in conflict, some of them."""
 
     taken: int = 0
-    updated: int = 0
     gone: int = 0
     settled: int = 0
     conflicts: Counter[str] = field(default_factory=Counter)
+    samples: list[str] = field(default_factory=list)
 
     def add(self, decided: Decision) -> None:
         """Count one bucket's decision."""
         self.taken += decided.taken.num_rows
-        self.updated += int((decided.replaced > 0).sum())
         self.gone += len(decided.gone)
         self.settled += decided.settled
         self.conflicts.update(kind for _, kind, *_ in decided.conflicts)
+        self.samples += [id_ for id_, *_ in decided.conflicts[:MOST_SAMPLES]]
 
     def is_written(self) -> bool:
         """Return whether the table gets a version; one that only settles has to be in a commit."""
@@ -184,6 +188,8 @@ def decided(storage: Storage, merge: TableMerge, rows: Rows) -> Decision:
         zeros = np.zeros(new.num_rows, dtype=np.int64)
         return Decision(new, zeros, none, np.zeros(0, dtype=np.int64), ())
     found = rules.decide(rows, merge.bases, merge.resolution)
+    if merge.only_values_of is not None:
+        return rules.values_lost(found, merge.only_values_of)
     return _without_doubles(merge, merge.dataset(storage), found)
 
 

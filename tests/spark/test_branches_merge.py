@@ -157,12 +157,17 @@ def test_columns_that_one_side_changed_are_taken_with_the_rows_of_both(graph: Om
     ]
     graph.drop_property(PERSON, "nick")
     graph.write(
-        {PERSON: graph.spark.createDataFrame([("c", "cee")], "id STRING, nick STRING")},
+        {
+            PERSON: graph.spark.createDataFrame(
+                [("c", "cee"), ("n", "nee")], "id STRING, nick STRING"
+            )
+        },
         writeMode="merge",
         branch="dev",
     )
-    with pytest.raises(SchemaMismatchError, match="main dropped nick"):
+    with pytest.raises(SchemaMismatchError, match="main dropped nick") as refused:
         graph.merge("dev")
+    assert refused.value.samples == ["c", "n"]  # type: ignore[attr-defined]
 
 
 def test_an_edge_whose_end_the_other_side_deleted_is_an_orphan(graph: OmniGraph) -> None:

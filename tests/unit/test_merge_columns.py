@@ -120,13 +120,13 @@ def test_a_property_that_one_side_renamed_keeps_the_values_of_both(
 
 @pytest.mark.parametrize("into", INTO)
 @pytest.mark.parametrize("changed", ["source", "target"])
-def test_a_property_that_one_side_dropped_goes_and_rows_of_the_other_come_without_it(
+def test_a_property_that_one_side_dropped_goes_and_rows_of_the_other_that_lack_it_come(
     graph: Storage, into: str, changed: str
 ) -> None:
     one, other = _sides(into, changed)
     drop(graph, one)
     put(graph, one, id=["a"], m=["xx"])
-    put(graph, other, id=["b", "more"], n=[2, 8], m=["yy", "v"])
+    put(graph, other, id=["b", "more"], n=[2, None], m=["yy", "v"])
     merge(graph, "dev", into)
     assert people(graph, into) == [
         row("a", m="xx"),
@@ -136,23 +136,30 @@ def test_a_property_that_one_side_dropped_goes_and_rows_of_the_other_come_withou
     ]
 
 
-@pytest.mark.parametrize("into", INTO)
+NEW_ALONE = ({"id": ["new"], "n": [8], "m": ["w"]}, ["new"])
+CHANGED_TOO = ({"id": [*"cba", "new"], "n": [None, 2, 10, 0], "m": [*"zyxw"]}, ["a", "c", "new"])
+
+
+@pytest.mark.parametrize(("into", "rows", "ids"), [("main", *NEW_ALONE), ("other", *CHANGED_TOO)])
 @pytest.mark.parametrize("changed", ["source", "target"])
-def test_values_that_one_side_changed_and_the_other_dropped_are_a_conflict_that_names_the_property(
-    graph: Storage, into: str, changed: str
+def test_values_that_one_side_changed_or_added_and_the_other_dropped_are_a_conflict_that_names_them(
+    graph: Storage, into: str, changed: str, rows: dict[str, Any], ids: list[str]
 ) -> None:
     one, other = _sides(into, changed)
     drop(graph, one)
-    put(graph, other, id=["b"], n=[20], m=["y"])
+    put(graph, other, **rows)
     before = load(graph, into).graph_version
     with pytest.raises(SchemaMismatchError, match=f"{one} dropped n of {P}") as refused:
         merge(graph, "dev", into)
-    assert refused.value.details == {"table_key": P, "column": "n"}
+    assert refused.value.details == {"table_key": P, "column": "n", "samples": ids}
     assert f"drop_property('{P}', 'n', branch='{other}')" in str(refused.value)
     assert load(graph, into).graph_version == before
     drop(graph, other)
     merge(graph, "dev", into)
-    assert people(graph, into) == [row("a", m="x"), row("b", m="y"), row("c", m="z")]
+    after = dict(zip(START["id"], START["m"], strict=True)) | dict(
+        zip(rows["id"], rows["m"], strict=True)
+    )
+    assert people(graph, into) == [row(one, m=m) for one, m in sorted(after.items())]
 
 
 @pytest.mark.parametrize("changed", ["source", "target"])
@@ -307,7 +314,7 @@ def test_names_that_moved_to_other_columns_after_an_earlier_merge_take_their_val
     put(graph, one, id=["a"], n=[1], m=["x"], q=["mine"])
     drop(graph, one, "m")
     rename(graph, one, "q", "m")
-    put(graph, other, id=["new"], n=[9], m=["mn"], q=["qn"])
+    put(graph, other, id=["new"], n=[9], m=[None], q=["qn"])
     merge(graph, "dev")
     assert people(graph) == [
         row("a", n=1, m="mine"),
@@ -397,7 +404,7 @@ def test_a_column_that_got_the_name_of_a_dropped_one_takes_its_own_values_along(
     one, other = ("third", "main") if changed == "source" else ("main", "third")
     drop(graph, one, "m")
     rename(graph, one, "q", "m")
-    put(graph, other, id=["d"], n=[4], m=["md"], q=["qd"])
+    put(graph, other, id=["d"], n=[4], m=[None], q=["qd"])
     merge(graph, "third")
     found = [one for one in people(graph) if one["id"] in "ad"]
     assert found == [row("a", n=1, m="qa"), row("d", n=4, m="qd")]
@@ -410,7 +417,7 @@ def test_columns_are_merged_again_after_an_earlier_merge(graph: Storage) -> None
     add(graph, "dev", "r", INT)
     drop(graph, "dev", "m")
     put(graph, "dev", id=["b"], n=[2], q=["qb"], r=[7])
-    put(graph, "main", id=["d"], n=[4], m=["v"], q=["qd"])
+    put(graph, "main", id=["d"], n=[4], m=[None], q=["qd"])
     merge(graph, "dev")
     assert people(graph) == [
         row("a", n=1, q="qa", r=None),
