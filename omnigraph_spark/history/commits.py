@@ -17,7 +17,7 @@ to write, and what is read comes from there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 
@@ -363,6 +363,54 @@ def _filled(storage: Storage, branch: str, version: int, known: list[Commit]) ->
     return line + _chained(branch, missing, line[-1] if line else None)
 
 
+def continued(storage: Storage, branch: str, line: Sequence[Commit], version: int) -> list[Commit]:
+    """Return `complete` at a version, given what it was at an earlier one; without new actors.
+
+    Where the newest rows go on from the line's last commit, only they are read: what follows a
+    branch for a long time doesn't read its whole lineage for each commit.
+
+    Raises:
+        BranchNotFoundError: the graph has no such branch.
+        StorageError: the store failed.
+    """
+    last = line[-1] if line else None
+    if last is None or last.branch != branch or last.manifest_version > version:
+        return complete(storage, branch, version)
+    in_manifest = formats.of_graph(storage).has_lineage
+    if in_manifest:
+        found = _published(storage, branch, last.manifest_version)
+    else:
+        rows = _own_rows(storage, branch, _NEAR_ROWS)
+        near = rows.filter(pc.greater_equal(rows["manifest_version"], last.manifest_version))
+        found = _chosen(_commits(near))
+    # Another commit there: the branch was made again, or its log was.
+    if not found or found[0].graph_commit_id != last.graph_commit_id:
+        return complete(storage, branch, version)
+    new = [last, *(one for one in found[1:] if one.manifest_version <= version)]
+    if in_manifest:
+        return [*line[:-1], *_later(new)]
+    missing = publishes_between(storage, branch, new[-1].manifest_version, version + 1)
+    new = _in_line(new)
+    return [*line[:-1], *new, *_chained(branch, missing, new[-1])]
+
+
+def with_publish(
+    storage: Storage, branch: str, line: Sequence[Commit], version: int
+) -> list[Commit]:
+    """Return a branch's lineage with the publish of a version that has no row, if there is one.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    below = [one for one in line if one.manifest_version < version]
+    above = line[len(below) :]
+    known = formats.of_graph(storage).has_lineage or any(
+        one.manifest_version == version for one in above
+    )
+    missing = [] if known else publishes_between(storage, branch, version - 1, version + 1)
+    return [*below, *_chained(branch, missing, below[-1] if below else None), *above]
+
+
 def find_commit(storage: Storage, commit_id: str) -> Commit | None:
     """Return the commit of this id, on whichever branch it was made; None if there is none.
 
@@ -379,9 +427,11 @@ def find_commit(storage: Storage, commit_id: str) -> Commit | None:
     return None
 
 
-def _published(storage: Storage, branch: str) -> list[Commit]:
+def _published(storage: Storage, branch: str, since: int = 0) -> list[Commit]:
     """Return the commits that a branch's `__manifest` has itself, oldest first."""
     rows = read_rows(open_manifest(storage, branch))
+    if since:
+        rows = rows.filter(pc.greater_equal(rows["table_version"], since))
     return _later([_told(one) for one in lineage.commits_of(rows)])
 
 

@@ -34,6 +34,7 @@ _KEEP_ROWS = frozenset({"optimize", "index", "alter"})
 """Modes of our own publishes that leave every row of a table as it was."""
 _SAMPLES_PER_RANGE = 32
 _MOST_SIDES = 128
+_MOST_APPENDS = 8
 _ROW_BYTES = 64
 
 
@@ -64,6 +65,7 @@ class Planner:
     storage: Storage
     max_partition_bytes: int
     _sides: dict[tuple[str, str | None, int], _Side] = field(default_factory=dict)
+    _newest: dict[tuple[str, str | None], tuple[str, str | None, int]] = field(default_factory=dict)
 
     def partitions(self, changes: Iterable[Change]) -> list[Partition]:
         """Return the partitions that read these changes; small pieces go together.
@@ -83,7 +85,11 @@ class Planner:
 
     def _side(self, entry: TableEntry) -> _Side:
         key = (entry.location, entry.table_branch, entry.table_version)
-        side = self._sides.pop(key, None) or _Side.of(self.storage, entry)
+        side = self._sides.pop(key, None)
+        if side is None:
+            before = self._sides.get(self._newest.get(key[:2], key))
+            side = _Side.of(self.storage, entry, before)
+            self._newest[key[:2]] = key
         self._sides[key] = side
         return side
 
@@ -172,11 +178,17 @@ class _Side:
     fragments: tuple[_Fragment, ...]
 
     @classmethod
-    def of(cls, storage: Storage, entry: TableEntry) -> _Side:
+    def of(cls, storage: Storage, entry: TableEntry, before: _Side | None) -> _Side:
+        """Open a version; of what was appended to one that is open, only the new is looked at."""
         dataset = open_for_reading(storage, entry.location, entry.table_branch, entry.table_version)
         with translated(f"Reading the fragments of {entry.table_key}"):
-            fragments = tuple(_fragment(one.metadata) for one in dataset.get_fragments())
-        digest = hashlib.blake2b("".join(f.content for f in fragments).encode(), digest_size=8)
+            new = None if before is None else _appended(before, entry, dataset)
+            found = dataset.get_fragments() if new is None else new
+            fragments = tuple(_fragment(one.metadata) for one in found)
+        text = "".join(f.content for f in fragments)
+        if before is not None and new is not None:
+            text, fragments = before.token + text, (*before.fragments, *fragments)
+        digest = hashlib.blake2b(text.encode(), digest_size=8)
         return cls(entry, dataset, digest.hexdigest(), fragments)
 
     def scan(self, fragments: Sequence[_Fragment]) -> Scan:
@@ -190,6 +202,31 @@ class _Side:
             rows=None,
             expected_rows=_rows(fragments),
         )
+
+
+def _appended(before: _Side, entry: TableEntry, dataset: LanceDataset) -> list[Any] | None:
+    """Return the fragments that a version has beside those of an earlier one, which it has all.
+
+    None where something else than appends made it of that one, or its fragments have to be listed.
+    """
+    first, last = before.entry.table_version, entry.table_version
+    if not first < last <= first + _MOST_APPENDS or dataset.version != last:
+        return None  # a branch of a graph that was moved has versions of its own
+    paths: list[list[str]] = []
+    for version in range(first + 1, last + 1):
+        transaction = dataset.read_transaction(version)
+        operation: Any = None if transaction is None else transaction.operation
+        if type(operation).__name__ != "Append":
+            return None
+        paths += [[file.path for file in one.files] for one in operation.fragments]
+    # Lance numbers what is appended one after the other. There may be numbers that nothing has.
+    number = max((one.number for one in before.fragments), default=-1) + 1
+    found = [dataset.get_fragment(number + offset) for offset in range(len(paths))]
+    same = all(
+        one is not None and [file.path for file in one.metadata.files] == expected
+        for one, expected in zip(found, paths, strict=True)
+    )
+    return found if same else None
 
 
 def _fragment(metadata: Any) -> _Fragment:

@@ -22,7 +22,7 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.history import commits
 from omnigraph_spark.history.commits import Commit
-from omnigraph_spark.manifest.snapshot import head_version, load
+from omnigraph_spark.manifest.snapshot import Snapshot, head_version, load
 from omnigraph_spark.options import StreamOptions
 from omnigraph_spark.read.feed_plan import Planner, Sized
 from omnigraph_spark.refs import changes, refs, times
@@ -83,6 +83,7 @@ class StreamPlan:
     table: str | None
     _first: tuple[int, Planner, list[tuple[Change, int, int, int]]] | None = field(default=None)
     _known: tuple[int, list[Commit]] | None = field(default=None)
+    _snapshots: dict[str, Snapshot] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # What a batch ends with the next one begins with: opened once.
@@ -133,7 +134,7 @@ class StreamPlan:
         is_snapshot = start.rows is not None
         if not is_snapshot and head_version(self.storage, self.branch) == start.version:
             return start
-        line = self._line()
+        line = self._line(start)
         end = _at(line, self._end(line))
         if target is not None and target.version < end.version:
             end = target
@@ -162,7 +163,7 @@ class StreamPlan:
         found: list[tuple[Change, list[Sized]]] = []
         if start == end:
             return found
-        line = self._line()
+        line = self._line(start)
         if start.rows is not None:
             _check(start, line)
             found += self._of_snapshot(start, end if end.rows is not None else None)
@@ -248,7 +249,7 @@ class StreamPlan:
             return []
         span = Span(self.branch, start.version + 1, end.version)
         try:
-            found = changes.feed(self.storage, span, line=line).changes
+            found = changes.feed(self.storage, span, line=line, kept=self._snapshots).changes
         except VersionNotFoundError as error:
             raise _lost(
                 start, f"a version that comes next was cleaned up ({error.what})"
@@ -305,12 +306,21 @@ class StreamPlan:
 
     # --- the lineage -----------------------------------------------------------------------------
 
-    def _line(self) -> list[Commit]:
-        """Return the branch's lineage up to its head; kept as long as the head is the same."""
+    def _line(self, start: Position | None = None) -> list[Commit]:
+        """Return the branch's lineage up to its head, with the commit of `start` if it is there.
+
+        What is new is added to what is known.
+        """
         head = head_version(self.storage, self.branch)
         if self._known is None or self._known[0] != head:
-            self._known = head, commits.complete(self.storage, self.branch, head)
-        return self._known[1]
+            known = [] if self._known is None else self._known[1]
+            self._known = head, commits.continued(self.storage, self.branch, known, head)
+        line = self._known[1]
+        if start is not None and not _is_on(start, line):
+            # A row of another engine may have closed over a commit that was read without a row.
+            whole = commits.with_publish(self.storage, self.branch, line, start.version)
+            line = whole if _is_on(start, whole) else line
+        return line
 
     def _end(self, line: Sequence[Commit]) -> int | None:
         """Return the version of the stream's end, None where it goes on for ever."""

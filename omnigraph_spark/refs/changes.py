@@ -97,10 +97,12 @@ def feed(
     asked: Span,
     table: str | None = None,
     line: Sequence[Commit] | None = None,
+    kept: dict[str, Snapshot] | None = None,
 ) -> Feed:
     """Return what the publishes of a span touched, of one table (a key or a bare name) or of all.
 
-    `line` is the branch's lineage up to the span's end at least, if the caller has it.
+    `line` is the branch's lineage up to the span's end at least, if the caller has it; `kept` are
+    snapshots by their commits, of which the span's last one is left there for the next span.
 
     Raises:
         VersionNotFoundError: a version that is needed was cleaned up.
@@ -111,7 +113,11 @@ def feed(
     line = [one for one in known if one.manifest_version <= asked.last]
     inside = [one for one in line if one.manifest_version >= asked.first]
     before = line[-len(inside) - 1] if len(inside) < len(line) else None
-    snapshots = [_snapshot(storage, asked.branch, one) for one in (before, *inside)]
+    kept = {} if kept is None else kept
+    snapshots = [_snapshot(storage, asked.branch, one, kept) for one in (before, *inside)]
+    kept.clear()
+    if inside:
+        kept[inside[-1].graph_commit_id] = snapshots[-1]
     found = [
         change
         for commit, (old, new) in zip(inside, pairwise(snapshots), strict=True)
@@ -129,10 +135,12 @@ def feed(
     return Feed(tuple(found), plain)
 
 
-def _snapshot(storage: Storage, branch: str, commit: Commit | None) -> Snapshot:
+def _snapshot(
+    storage: Storage, branch: str, commit: Commit | None, kept: Mapping[str, Snapshot]
+) -> Snapshot:
     if commit is None:
         return Snapshot(branch, 0, {}, {}, {})
-    return load(storage, commit.branch, commit.manifest_version)
+    return kept.get(commit.graph_commit_id) or load(storage, commit.branch, commit.manifest_version)
 
 
 def _between(old: Snapshot, new: Snapshot, commit: Commit) -> list[Change]:

@@ -12,6 +12,7 @@ import pytest
 
 from omnigraph_spark.errors import IntegrityError, UnsupportedError
 from omnigraph_spark.history import commits
+from omnigraph_spark.history.commits import Commit
 from omnigraph_spark.maintenance import optimize
 from omnigraph_spark.manifest.snapshot import Snapshot, load
 from omnigraph_spark.merge import merging, restore
@@ -57,6 +58,7 @@ class Run:
     count: int = 0
     seen: dict[object, Table] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
+    lines: dict[str, list[Commit]] = field(default_factory=dict)
 
     @classmethod
     def begin(cls: type[AnyRun], storage: Storage) -> AnyRun:
@@ -323,8 +325,17 @@ class Run:
         assert listed == self.model.tags, self.log
         for name in branches:
             self.compare(load(self.storage, name), self.model.tables(name), self.seen)
+            self.check_line(name)
         for at in self.model.tags.values():
             self.compare(load(self.storage, *at), self.model.versions[at], self.seen)
+
+    def check_line(self, name: str) -> None:
+        """Compare the lineage as one who follows a branch of that name reads it, and as a whole."""
+        head = load(self.storage, name).graph_version
+        whole = commits.complete(self.storage, name, head)
+        line = commits.continued(self.storage, name, self.lines.get(name, []), head)
+        assert line == whole, (name, self.log)
+        self.lines[name] = line
 
     def check_versions(self) -> None:
         """Compare every table of every version that was ever published and is not deleted."""

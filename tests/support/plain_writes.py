@@ -56,6 +56,15 @@ def save(
     send(OmnigraphWriter(StructType(fields), raw, overwrite), batches)
 
 
+def people_of_engine_0_9(root: str) -> Storage:
+    """Make a graph of the form of engine 0.9 with the tables of `tests.support.writes`."""
+    person = {"id": ["first"], "name": ["first"], "age": pa.array([0], pa.int32())}
+    save(root, person, table="node:Person", keys="Person: name", graphFormat="6")
+    ends = {"id": ["first"], "src": ["first"], "dst": ["first"], "w": [0.0]}
+    save(root, ends, table="edge:Knows", endpoints="Knows: Person -> Person")
+    return Storage.at(root)
+
+
 def send(writer: OmnigraphWriter, batches: Sequence[pa.RecordBatch]) -> None:
     """Run one task per batch and commit, as Spark does; a failure is followed by `abort`."""
     messages: list[Any] = [None] * len(batches)

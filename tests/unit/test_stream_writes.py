@@ -12,10 +12,13 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from omnigraph_spark import _faults, options
 from omnigraph_spark.errors import IntegrityError, OptionError, PublishOutcomeUnknown
+from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import cleanup, optimize
+from omnigraph_spark.manifest import formats
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.storage.store import Storage
+from tests.support.plain_writes import people_of_engine_0_9
 from tests.support.streams import Sink, Stream
 from tests.support.writes import KNOWS, PERSON, Died, die, ids, new_graph, once, write
 
@@ -35,6 +38,17 @@ GRAPH = StructType(
         *(StructField(name, StringType()) for name in ("id", "src", "dst", "name")),
     ]
 )
+
+KILLED_AT = [
+    "stage.done",
+    "stream.commit",
+    "commit.record_written",
+    "commit.table_1",
+    "commit.before_publish",
+    "publish.landed",
+    "commit.before_record_delete",
+    "stream.committed",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -88,19 +102,7 @@ def test_two_drivers_with_one_checkpoint_write_a_batch_once(graph: Storage) -> N
     assert ids(graph, PERSON) == ["a", "first"]
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        "stage.done",
-        "stream.commit",
-        "commit.record_written",
-        "commit.table_1",
-        "commit.before_publish",
-        "publish.landed",
-        "commit.before_record_delete",
-        "stream.committed",
-    ],
-)
+@pytest.mark.parametrize("point", KILLED_AT)
 def test_a_batch_is_written_once_wherever_its_driver_was_killed(graph: Storage, point: str) -> None:
     sink = Sink(graph, GRAPH)
     rows = [node("a"), node("b")], [edge("e", "a", "b")]
@@ -192,6 +194,29 @@ def test_a_stream_of_a_graph_makes_its_tables_and_a_copy_of_it(
     sink.batch(3, source.batch())
     assert ids(copy, PERSON) == ids(graph, PERSON)
     assert ids(copy, KNOWS) == ids(graph, KNOWS)
+
+
+def test_a_stream_between_graphs_of_engine_0_9_has_each_row_once_wherever_it_was_killed(
+    tmp_path: Path,
+) -> None:
+    source, copy = people_of_engine_0_9(str(tmp_path / "g")), Storage.at(str(tmp_path / "copy"))
+    stream = Stream(source)
+    sink = Sink(copy, stream.schema, graphFormat="6")
+    sink.batch(0, stream.batch())
+    for number, point in enumerate(KILLED_AT, start=1):
+        write(source, {PERSON: [point], KNOWS: [point]})
+        start, end = stream.plan()
+        _faults.arm(point, die)
+        with pytest.raises(Died):
+            sink.batch(number, stream.read(start, end))
+        _faults.disarm()
+        stream.restart()
+        for _ in range(2):
+            sink.batch(number, stream.read(start, end))
+        stream.offset = end
+        assert ids(copy, PERSON) == ids(source, PERSON) == ids(copy, KNOWS)
+    assert formats.of_graph(source).stamp == formats.of_graph(copy).stamp == 6
+    assert len(commits.read_commits(copy)) == len(commits.read_commits(source))
 
 
 def test_many_small_batches_leave_few_files_where_they_are_compacted(graph: Storage) -> None:

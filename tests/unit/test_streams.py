@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.datasource import DataSourceStreamReader
@@ -18,13 +21,17 @@ from omnigraph_spark.errors import (
     UnsupportedError,
     VersionNotFoundError,
 )
+from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import cleanup, optimize
+from omnigraph_spark.manifest import formats
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.merge import restore
 from omnigraph_spark.options import StreamOptions
+from omnigraph_spark.read import feed_plan
 from omnigraph_spark.refs import branches, refs
 from omnigraph_spark.schema_changes import properties
 from omnigraph_spark.storage.store import Storage
+from tests.support.plain_writes import people_of_engine_0_9
 from tests.support.streams import ReadAllAvailable, Stream
 from tests.support.writes import KNOWS, PERSON, ids, new_graph, write, write_options
 
@@ -287,6 +294,45 @@ def test_an_offset_of_another_source_is_refused(graph: Storage) -> None:
 def test_options_that_dont_go_with_a_stream_are_refused(given: dict[str, str], why: str) -> None:
     with pytest.raises(OptionError, match=why):
         StreamOptions.of(options.parse({"path": "/g", **given}))
+
+
+@pytest.mark.parametrize("form", [2, 6])
+@pytest.mark.parametrize("branch", ["main", "dev"])
+def test_a_batch_costs_the_same_after_many_commits(
+    graph: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: int, branch: str
+) -> None:
+    """Datasets that are opened, fragments that are looked at, commits whose rows are read."""
+    if form == 6:
+        graph = people_of_engine_0_9(str(tmp_path / "newer"))
+    assert formats.of_graph(graph).stamp == form
+    if branch != "main":
+        branches.create_branch(graph, branch, refs.named(graph, "main"))
+        write(graph, {PERSON: ["own"]}, branch=branch)
+    stream = Stream(graph, table=PERSON, branch=branch)
+    stream.batch()
+    counted: Counter[str] = Counter()
+    for owner, name in ((Storage, "_open"), (feed_plan, "_fragment"), (commits, "Commit")):
+        monkeypatch.setattr(owner, name, counting(counted, name, getattr(owner, name)))
+    costs = []
+    for number in range(10):
+        write(graph, {PERSON: [f"p{number}"]}, branch=branch)
+        counted.clear()
+        assert stream.ids() == [f"p{number}"]
+        costs.append({**counted})
+    _, second, *later = costs  # the first one opens the snapshot that it begins with, too
+    if form == 6:  # there an append is a transaction of all fragments, and all are looked at
+        later = [{**cost, "_fragment": second["_fragment"]} for cost in later]
+    else:
+        assert second["_fragment"] == 1
+    assert later == [second] * len(later)
+
+
+def counting(counted: Counter[str], name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def counts(*args: Any, **named: Any) -> Any:
+        counted[name] += 1
+        return call(*args, **named)
+
+    return counts
 
 
 @needs_limits
