@@ -59,6 +59,7 @@ test-rounds: $(VENV)/.ready  ## random sequences and queries, races of upserts a
 	  OMNIGRAPH_SPARK_QUERIES=$(QUERIES) OMNIGRAPH_SPARK_TPCH=22 OMNIGRAPH_SPARK_REPLICAS=$(REPLICAS) \
 	  $(call in_venv,$(VENV)) $(PYTEST) --timeout=3600 tests/property/test_sequences.py \
 	  tests/spark/test_narrow_random.py tests/spark/test_narrow_tpch.py tests/spark/test_replica.py \
+	  tests/property/test_replicas.py \
 	  tests/concurrency/test_upserts.py tests/concurrency/test_deletes_among_edges.py -k 'not spark_makes' $(ARGS)
 
 test-connect: $(VENV_CONNECT)/.ready  ## Spark Connect and pipelines, with what pyspark[connect,pipelines] needs
@@ -98,6 +99,7 @@ bench: $(VENV)/.ready  ## measure beside Parquet, pylance and the API's own ceil
 	$(call in_venv,$(VENV)) benchmarks/integrity.py
 	$(call in_venv,$(VENV)) benchmarks/upsert.py
 	$(call in_venv,$(VENV)) benchmarks/maintenance.py
+	$(call in_venv,$(VENV)) benchmarks/streams.py --batches 1000
 
 chaos: $(VENV)/.ready  ## kill writers and break stores; ARGS=--mutations plants bugs, ARGS=--large
 	$(call in_venv,$(VENV)) -m tests.chaos $(ARGS)
