@@ -79,6 +79,7 @@ POINTS = frozenset(
         "tag.made",
         "cleanup.planned",
         "cleanup.begun",
+        "repair.waiting",
         "cleanup.manifests_removed",
         "cleanup.versions_removed",
         "lineage.before_row",

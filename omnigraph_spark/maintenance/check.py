@@ -13,12 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from omnigraph_spark import schema as engine_schema
-from omnigraph_spark.errors import OmnigraphError, VersionNotFoundError
+from omnigraph_spark.errors import OmnigraphError, UnsupportedError, VersionNotFoundError
 from omnigraph_spark.history import runs
 from omnigraph_spark.maintenance import logs, moved
 from omnigraph_spark.manifest import crash_records, formats, known_types, migrations
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load, open_main
-from omnigraph_spark.refs import property_files, refs
+from omnigraph_spark.refs import branches as branches_
+from omnigraph_spark.refs import forks, property_files, ref_files, refs, tags
 from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.storage import layout, store
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
@@ -39,8 +40,13 @@ UNPUBLISHED_HEAD = "unpublished_head"
 WRONG_ROW_COUNT = "wrong_row_count"
 AUTO_CLEANUP = "auto_cleanup"
 MOVED_BRANCH = "moved_branch"
+SCHEMA_LOCK = "schema_lock"
 LEFTOVER_FORK = "leftover_fork"
+LEFTOVER_TAG = "leftover_tag"
 HALF_BRANCH = "half_branch"
+HALF_TAG = "half_tag"
+TORN_REF = "torn_ref"
+MISSING_REF = "missing_ref"
 MISSING_VERSION = "missing_version"
 SCHEMA_FILES = "schema_files"
 UNKNOWN_TYPE = "unknown_type"
@@ -49,6 +55,7 @@ MISSING_LINEAGE = "missing_lineage"
 RUNNING_RUN = "running_run"
 STAGING = "staging"
 DAMAGED_LOG = "damaged_log"
+_LINEAGES = (layout.GRAPH_COMMITS,)
 _MADE_WITH = 2
 """Versions of `__manifest` that a branch has before its first write."""
 
@@ -101,6 +108,12 @@ def check(storage: Storage) -> list[Finding]:
     """
     manifest = open_main(storage)
     found: list[Finding] = []
+    try:
+        found += _torn(storage, layout.MANIFEST)
+    except OmnigraphError as error:
+        found.append(Finding(UNREADABLE, layout.MANIFEST, str(error), False))
+    if any(one.kind == TORN_REF for one in found):  # the rest shows once they are repaired
+        return found
     branches = [branch.name for branch in refs.list_branches(storage)]
     lost: list[logs.Damaged] = []
     try:
@@ -119,6 +132,8 @@ def check(storage: Storage) -> list[Finding]:
         steps.append((layout.GRAPH_RUNS, lambda: running_runs(storage)))
     for name in branches:
         steps.append((f"branch {name}", partial(_branch, storage, name, branches, lineage)))
+    for place in _with_forks(storage, lineage):
+        steps.append((place, partial(_forks, storage, place, branches)))
     steps.append(("tags", lambda: _tags(storage)))
     for place, step in steps:
         try:
@@ -268,8 +283,6 @@ def _branch(storage: Storage, branch: str, branches: list[str], lineage: bool) -
                 True,
                 branch,
             )
-        if branch == layout.MAIN:
-            yield from _leftover_forks(storage, place, branches)
     snapshot = load(storage, branch)
     inherited = {}
     for key, entry in snapshot.tables.items():
@@ -313,10 +326,17 @@ def _half_branch(storage: Storage, branch: str) -> Iterator[Finding]:
 
 
 def _tags(storage: Storage) -> Iterator[Finding]:
-    """Look whether all that tags name is there."""
+    """Look whether all that tags name is there, and whether their tables have theirs."""
+    for location, name in tags.leftovers(storage):
+        what = f"Its tag {name} is that of a tag of the graph which isn't there"
+        yield Finding(LEFTOVER_TAG, location, what, True)
     for tag in refs.list_tags(storage):
         if refs.has_version(storage, layout.MANIFEST, tag.branch, tag.version):
             yield from _pinned(storage, load(storage, tag.branch, tag.version), f"Tag {tag.name}")
+            bare = tags.unprotected(storage, tag)
+            if bare:
+                what = f"Another engine's cleanup may take what it names of {', '.join(bare)}"
+                yield Finding(HALF_TAG, tag.name, what, True, tag.branch)
         else:
             what = f"Tag {tag.name} names version {tag.version} of the graph, which is gone"
             yield Finding(MISSING_VERSION, layout.MANIFEST, what, False, tag.branch)
@@ -339,22 +359,75 @@ def _places(storage: Storage, branch: str, lineage: bool) -> list[str]:
     ]
 
 
-def _leftover_forks(storage: Storage, place: str, branches: list[str]) -> Iterator[Finding]:
-    try:
-        main = storage.dataset(place)
-    except DatasetNotFoundError:
+def _torn(storage: Storage, place: str) -> Iterator[Finding]:
+    """Name the files by which Lance lists branches and tags that can't be read."""
+    for one in ref_files.torn(storage, place):
+        known = one.kind == ref_files.TAG or ref_files.is_known(storage, place, one.name)
+        what = f"The file of {one.kind} {one.name} can't be read: Lance lists no other one either"
+        if not known:
+            what += ". Nothing says where it began: put it back from a copy, or delete the branch"
+        branch = one.name if one.kind == ref_files.BRANCH else layout.MAIN
+        yield Finding(TORN_REF, one.path, what, known, branch)
+
+
+def _with_forks(storage: Storage, lineage: bool) -> list[str]:
+    """Return the datasets that may have forks, also those of tables that no branch knows."""
+    tables = [path for folder in layout.TABLE_FOLDERS for path in storage.folders(folder)]
+    return [layout.MANIFEST, *([layout.GRAPH_COMMITS] if lineage else []), *tables]
+
+
+def _forks(storage: Storage, place: str, branches: list[str]) -> Iterator[Finding]:
+    """Look for forks of a dataset that no branch has, and for those whose ref file is gone."""
+    torn = list(_torn(storage, place)) if place != layout.MANIFEST else []
+    if torn:
+        yield from torn
         return
-    with translated(f"Listing the branches of {place}"):
-        names = sorted(main.branches.list())
-    for name in names:
-        if name not in branches:
-            yield Finding(
-                LEFTOVER_FORK,
-                place,
-                f"It has a fork {name}, and the graph no such branch",
-                True,
-                name,
-            )
+    listed, bare = forks.listed_and_bare(storage, place)
+    read = forks_in_use(storage, place) if bare or listed - {*branches} else set()
+    for name in sorted(bare | listed - {*branches}):
+        if place == layout.MANIFEST:
+            if name in bare:
+                yield _without_ref(storage, name)
+            elif name == layout.SCHEMA_LOCK:
+                what = "The schema of the graph is being changed, or who changed it died"
+                yield Finding(SCHEMA_LOCK, name, what, True)
+        elif name in bare and (name in read or (name in branches and place in _LINEAGES)):
+            yield _missing_ref(storage, place, name, "")
+        elif name not in read:
+            what = "half made" if name in branches else "and the graph no such branch"
+            yield Finding(LEFTOVER_FORK, place, f"It has a fork {name}, {what}", True, name)
+
+
+def forks_in_use(storage: Storage, place: str) -> set[str | None]:
+    """Return the forks of a table that the heads of branches read.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    heads = [head for _, head in refs.readable(storage)]
+    entries = [entry for head in heads for entry in head.tables.values()]
+    return {layout.lance_branch(e.table_branch) for e in entries if e.location == place}
+
+
+def _without_ref(storage: Storage, name: str) -> Finding:
+    """Name a branch that has files and no ref.
+
+    Its maker or deleter died, or is at work; but one that another branch or a tag needs can't have
+    been deleted: its file was lost.
+    """
+    try:
+        branches_.refuse_needed(storage, name)
+    except UnsupportedError as error:
+        return _missing_ref(storage, layout.MANIFEST, name, f": {error.what}")
+    what = "Its __manifest has files and no ref: it was half made or half deleted"
+    return Finding(HALF_BRANCH, name, what, True, name)
+
+
+def _missing_ref(storage: Storage, place: str, name: str, why: str) -> Finding:
+    known = ref_files.is_known(storage, place, name)
+    what = f"The ref file of its branch {name} is gone, and is needed{why}"
+    what += "" if known else ". Put it back from a copy"
+    return Finding(MISSING_REF, place, what, known, name)
 
 
 def _table(storage: Storage, snapshot: Snapshot, entry: TableEntry) -> Iterator[Finding]:

@@ -114,22 +114,14 @@ def _line(location: str, branch: str) -> str:
 def _set_aside(storage: Storage, location: str, branch: str, version: int) -> None:
     folder = f"{_line(location, branch)}/_versions"
     for name in (layout.v2_manifest_name(version), f"{version}.manifest"):
-        _move(storage, f"{folder}/{name}")
+        storage.set_aside(f"{folder}/{name}")
 
 
 def _set_all_aside(storage: Storage, location: str, branch: str) -> None:
     line = _line(location, branch)
     for folder in _FOLDERS:
         for info in storage.list(f"{line}/{folder}"):
-            _move(storage, info.path)
-
-
-def _move(storage: Storage, path: str) -> None:
-    data = storage.get(path)
-    if data is not None:
-        _log.warning("%s is damaged; it is now %s/%s", path, layout.DAMAGED, path)
-        storage.put(f"{layout.DAMAGED}/{path}", data)
-        storage.delete(path)
+            storage.set_aside(info.path)
 
 
 def missing_publishes(storage: Storage, branch: str) -> list[PublishedVersion]:

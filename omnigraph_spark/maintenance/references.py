@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from omnigraph_spark.maintenance.compacting import storage_folder
+from omnigraph_spark.refs import forks
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import ObjectInfo, Storage
 
@@ -82,17 +83,15 @@ class Names:
 
 
 def lines(storage: Storage, location: str) -> dict[str | None, Line]:
-    """List a dataset's files and sort them by its lines; a folder with versions is a line.
+    """List a dataset's files and sort them by its lines; a folder of a fork is a line.
 
     Raises:
         StorageError: the store failed.
     """
     inside = [(info, info.path[len(location) + 1 :]) for info in storage.list(location)]
-    branches = {
-        path[len("tree/") : path.index(f"/{VERSIONS}/")]
-        for _, path in inside
-        if path.startswith("tree/") and f"/{VERSIONS}/" in path
-    }
+    branches = forks.names_in(
+        path.removeprefix("tree/") for _, path in inside if path.startswith("tree/")
+    )
     found: dict[str | None, Line] = {None: Line(location, None)}
     found |= {name: Line(location, name) for name in branches}
     # The folder of `a/b` lies in that of `a`: the longest name that fits is the file's line.

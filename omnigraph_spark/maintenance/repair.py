@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from omnigraph_spark.errors import BranchNotFoundError, CommitTimeoutError
+from omnigraph_spark import _faults
+from omnigraph_spark.errors import BranchNotFoundError, CommitTimeoutError, UnsupportedError
 from omnigraph_spark.history import runs
 from omnigraph_spark.maintenance import check as checks
 from omnigraph_spark.maintenance import logs, moved
@@ -23,7 +25,7 @@ from omnigraph_spark.manifest.crash_records import Heartbeat
 from omnigraph_spark.manifest.publisher import has_publish
 from omnigraph_spark.manifest.snapshot import load, open_main, open_manifest, read_rows
 from omnigraph_spark.manifest.writable import open_for_writing
-from omnigraph_spark.refs import branches, forks, property_files, refs
+from omnigraph_spark.refs import branches, forks, property_files, ref_files, refs, tags
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
@@ -32,6 +34,7 @@ from omnigraph_spark.write.commit import heal
 from omnigraph_spark.write.commit.table_head import Round, StartOver
 
 _ATTEMPTS = 10
+_POLL_SECONDS = 0.25
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +64,9 @@ def repair(storage: Storage, dry_run: bool = True, grace_seconds: float = 10.0) 
     """
     found = [one for one in check(storage) if one.repairable]
     if not dry_run:
+        torn = _mend_torn(storage, found)
+        if torn:  # they hid the rest
+            found = [*torn, *(one for one in check(storage) if one.repairable)]
         schema_lock.recover(storage, grace_seconds)
     if not dry_run and found:
         migrations.refuse_newer(open_main(storage))
@@ -84,6 +90,11 @@ _WHAT = {
     checks.UNKNOWN_TYPE: "declare the type again, as __manifest or the IR knows it",
     checks.FORGOTTEN_PROPERTY: "name the property and its rules again, as __manifest knows them",
     checks.MOVED_BRANCH: "point its version manifests at where the graph is now",
+    checks.TORN_REF: "make the file again from what is left, else move it to __damaged/",
+    checks.MISSING_REF: "write the ref file again",
+    checks.SCHEMA_LOCK: "if its holder is dead: finish or undo its change of the schema",
+    checks.HALF_TAG: "tag the tables again",
+    checks.LEFTOVER_TAG: "remove the table's tag",
     checks.LEFTOVER_FORK: "remove the fork",
     checks.HALF_BRANCH: "delete the branch",
     checks.HALF_MIGRATION: "finish the migration",
@@ -110,10 +121,19 @@ def _repair(storage: Storage, found: list[Finding], grace_seconds: float) -> Non
         property_files.put_back(storage)
     for one in those(checks.MOVED_BRANCH):
         moved.point_here(storage, one.place, one.branch)
+    for one in those(checks.MISSING_REF):
+        ref_files.make_again(storage, one.place, one.branch)
+    left = those(checks.HALF_BRANCH, checks.LEFTOVER_FORK, checks.LEFTOVER_TAG)
+    if left:
+        _wait_for_makers(storage, left, grace_seconds)
     for one in those(checks.HALF_BRANCH):
         _delete_half(storage, one, grace_seconds)
     for one in those(checks.LEFTOVER_FORK):
         _remove_fork(storage, one)
+    if those(checks.LEFTOVER_TAG):
+        tags.remove_leftovers(storage)
+    if those(checks.HALF_TAG):
+        _protect_tags(storage)
     for branch in _branches(those(checks.HALF_MIGRATION, checks.AUTO_CLEANUP)):
         open_for_writing(storage, branch)
     heads = those(checks.CRASH_RECORD, checks.UNPUBLISHED_HEAD, checks.AUTO_CLEANUP, checks.STAGING)
@@ -135,18 +155,63 @@ def _branches(found: Iterable[Finding]) -> list[str]:
     return sorted({one.branch for one in found})
 
 
+def _mend_torn(storage: Storage, found: list[Finding]) -> list[Finding]:
+    """Make ref files again that can't be read, and hide all others of their dataset."""
+    torn = [one for one in found if one.kind == checks.TORN_REF]
+    for place in {one.place.partition("/_refs/")[0]: None for one in torn}:
+        for one in ref_files.torn(storage, place):
+            storage.set_aside(one.path)
+            if one.kind == ref_files.BRANCH:
+                ref_files.make_again(storage, place, one.name)
+            elif place == layout.MANIFEST:
+                tag = tags.named_by_tables(storage, one.name)
+                if tag is not None:
+                    tags.make_again(storage, tag)
+    return torn
+
+
+def _wait_for_makers(storage: Storage, left: list[Finding], grace_seconds: float) -> None:
+    """Give who makes a branch, a fork or a tag the grace to write its ref, which comes last."""
+    end = time.monotonic() + grace_seconds
+    _faults.point("repair.waiting")
+    names = {one.branch for one in left if one.kind != checks.LEFTOVER_TAG}
+    is_tag = any(one.kind == checks.LEFTOVER_TAG for one in left)
+    while time.monotonic() < end:
+        if names <= {*_names(storage)} and not (is_tag and tags.leftovers(storage)):
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _protect_tags(storage: Storage) -> None:
+    for tag in refs.list_tags(storage):
+        if tags.unprotected(storage, tag):
+            tags.protect(storage, tag)
+
+
 def _delete_half(storage: Storage, found: Finding, grace_seconds: float) -> None:
     """Delete a half-made branch, if it still is one: its maker may have removed it."""
+    if found.branch not in _names(storage):
+        with contextlib.suppress(UnsupportedError):  # by now another one needs it
+            branches.remove_unlisted(storage, found.branch, 0)
+        return
     whole = {branch.name for branch, _ in refs.readable(storage)}
-    if found.branch in _names(storage) and found.branch not in whole:
+    if found.branch not in whole:
         with contextlib.suppress(BranchNotFoundError):
             branches.delete_branch(storage, found.branch, grace_seconds)
 
 
 def _remove_fork(storage: Storage, found: Finding) -> None:
-    fork = forks.judged(storage, found.place, found.branch, _names(storage))
-    # It may have been made again since the check, and may be while it is removed.
-    forks.remove_fork(storage, fork, lambda: found.branch not in _names(storage))
+    place, name = found.place, found.branch
+    fork = forks.judged(storage, place, name, _names(storage))
+
+    def is_unwanted() -> bool:
+        # It may have been made again since the check, and may be while it is removed.
+        if name not in _names(storage):
+            return True
+        bare = fork.identifier is None and place != layout.GRAPH_COMMITS
+        return bare and name not in checks.forks_in_use(storage, place)
+
+    forks.remove_fork(storage, fork, is_unwanted)
 
 
 def _names(storage: Storage) -> list[str]:

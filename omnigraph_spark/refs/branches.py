@@ -32,7 +32,7 @@ from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import VERSION
 from omnigraph_spark.manifest.snapshot import Snapshot, load, open_manifest, read_rows
 from omnigraph_spark.manifest.writable import fence, open_for_writing
-from omnigraph_spark.refs import forks, refs, same_schema, tags
+from omnigraph_spark.refs import forks, ref_files, refs, same_schema, tags
 from omnigraph_spark.refs.refs import Resolved
 from omnigraph_spark.storage import append_log, backoff, layout
 from omnigraph_spark.storage.ids import new_ulid
@@ -361,12 +361,13 @@ def delete_branch(storage: Storage, name: str, grace_seconds: float = 10.0) -> N
     if name == layout.MAIN:
         raise UnsupportedError("main can't be deleted")
     layout.check_branch_name(name)
+    ref_files.remove_torn(storage, name)
     identifier = refs.identifier_of(storage, name)
     if identifier is None:
         identifier = _delete_unlisted(storage, name)
         if identifier is None:
             return
-    _refuse_needed(storage, name)
+    refuse_needed(storage, name)
     _remove_unborn(storage, name)
     snapshot = _head_of(storage, name)
     tags.remove_leftovers(storage)
@@ -374,7 +375,7 @@ def delete_branch(storage: Storage, name: str, grace_seconds: float = 10.0) -> N
         _log.warning("branch %s is half made or half deleted; deleting what is left of it", name)
     else:
         _close(storage, name, identifier, frozenset(snapshot.locations), grace_seconds)
-        _refuse_needed(storage, name)
+        refuse_needed(storage, name)
     _remove_forks(storage, name, identifier, _all_places(storage, snapshot))
 
 
@@ -384,18 +385,32 @@ def _delete_unlisted(storage: Storage, name: str) -> str | None:
     Raises:
         BranchNotFoundError: there is nothing of it.
     """
-    places = _all_places(storage, None)
     names = _names(storage)
-    if any(forks.judged(storage, place, name, names).exists for place in places):
-        # Who makes a branch writes its ref last.
-        if forks.is_listed_soon(storage, layout.MANIFEST, name, _CREATOR_SECONDS):
-            return refs.identifier_of(storage, name)
-        if _remove_forks(storage, name, None, places):
-            _log.warning("removed what an unfinished deletion of branch %s had left", name)
-            return None
-    raise BranchNotFoundError(
-        f"The graph has no branch {name[:80]!r}", expected=", ".join(names[:60])
-    )
+    places = _all_places(storage, None)
+    if not any(forks.judged(storage, place, name, names).exists for place in places):
+        raise BranchNotFoundError(
+            f"The graph has no branch {name[:80]!r}", expected=", ".join(names[:60])
+        )
+    if remove_unlisted(storage, name, _CREATOR_SECONDS):
+        return None
+    return refs.identifier_of(storage, name)
+
+
+def remove_unlisted(storage: Storage, name: str, seconds: float) -> bool:
+    """Remove what there is of a branch without a ref; False where it has one within a while.
+
+    Who makes a branch writes its ref last.
+
+    Raises:
+        UnsupportedError: another branch or a tag needs it.
+        StorageError: the store failed; calling this again finishes it.
+    """
+    if forks.is_listed_soon(storage, layout.MANIFEST, name, seconds):
+        return False
+    refuse_needed(storage, name)
+    if _remove_forks(storage, name, None, _all_places(storage, None)):
+        _log.warning("removed what an unfinished deletion of branch %s had left", name)
+    return True
 
 
 def _remove_unborn(storage: Storage, name: str) -> None:
@@ -406,7 +421,7 @@ def _remove_unborn(storage: Storage, name: str) -> None:
     """
     for child in forks.children(storage, layout.GRAPH_COMMITS, name):
         if forks.is_listed_soon(storage, layout.MANIFEST, child, _CREATOR_SECONDS):
-            _refuse_needed(storage, name)
+            refuse_needed(storage, name)
             continue
         _log.warning("removing the lineage of branch %s, which was never made", child)
         unborn = forks.judged(storage, layout.GRAPH_COMMITS, child, _names(storage))
@@ -422,8 +437,13 @@ def _head_of(storage: Storage, name: str) -> Snapshot | None:
     return next((head for branch, head in refs.readable(storage) if branch.name == name), None)
 
 
-def _refuse_needed(storage: Storage, name: str) -> None:
-    """Refuse to delete a branch that others descend from, or whose forks others pin."""
+def refuse_needed(storage: Storage, name: str) -> None:
+    """Refuse to delete a branch that others descend from, or whose forks others pin.
+
+    Raises:
+        UnsupportedError: one does, or a tag names a version of it.
+        GraphNotFoundError, StorageError: as the names say.
+    """
     for branch in refs.list_branches(storage):
         if branch.parent == name:
             raise UnsupportedError(

@@ -31,6 +31,9 @@ _log = logging.getLogger(__name__)
 
 _ATTEMPTS = 40
 _MANIFEST_FILE = re.compile(r"\d+\.manifest\Z")
+_VERSIONS = "/_versions/"
+_INSIDE = ("_versions", "_transactions", "_deletions", "_indices", "data")
+_IN_A_FORK = re.compile(rf"(.+?)/(?:{'|'.join(_INSIDE)})/")
 
 
 def ensure_fork(storage: Storage, entry: TableEntry, branch: str, grace_seconds: float) -> None:
@@ -208,7 +211,8 @@ def remove_dead_fork(storage: Storage, location: str, name: str) -> None:
         raise StorageError(
             f"{folder} has no ref file and holds {len(versions)} versions",
             expected="a branch that Lance lists, or a clone that nobody wrote to",
-            hint="Nothing was written. Look whose it is, and move it away",
+            hint="Nothing was written. OmniGraph.repair(dry_run=False) removes what is left of a"
+            " branch that was deleted",
         )
     for info in [*inside, *storage.list(f"{folder}/_transactions")]:
         storage.delete(info.path)
@@ -308,12 +312,15 @@ def remove_fork(storage: Storage, fork: Fork, is_unwanted: Callable[[], bool]) -
         return False
     location, name = fork.location, fork.name
     _faults.point("fork.before_removal")
-    if fork.identifier is not None:
-        listed = _refs(storage, location)
-        if not is_unwanted() or _identifier(listed, name) != fork.identifier:
-            _log.warning("the fork %s of %s was made again, and stays", name, location)
-            return False
+    listed = _refs(storage, location)
+    if fork.identifier is not None and (
+        not is_unwanted() or _identifier(listed, name) != fork.identifier
+    ):
+        _log.warning("the fork %s of %s was made again, and stays", name, location)
+        return False
+    if listed:
         _refuse_needed(storage, location, name, listed)
+    if fork.identifier is not None:
         # Lance would remove the folder with it, and with that what a faster creator has in it.
         storage.delete(ref_path(location, name))
         _faults.point("fork.ref_removed")
@@ -339,6 +346,38 @@ def _refuse_needed(storage: Storage, location: str, name: str, listed: Mapping[s
             f"Branch {name} of {location} can't be deleted: {needed[0]} needs it",
             hint=f"Delete {needed[0]} first",
         )
+
+
+def names_in(paths: Iterable[str]) -> set[str]:
+    """Return the names of the forks that files belong to, given by their paths below `tree/`.
+
+    The folder of `a/b` lies in that of `a`. A fork whose deletion died may have no version left.
+    """
+    paths = list(paths)
+    found = {path[: path.index(_VERSIONS)] for path in paths if path.find(_VERSIONS) > 0}
+    with_versions = frozenset(found)
+    for path in paths:
+        if not any(_is_inside(path, name) for name in with_versions):
+            match = _IN_A_FORK.match(path)
+            if match is not None:
+                found.add(match[1])
+    return found
+
+
+def _is_inside(path: str, name: str) -> bool:
+    return path.startswith(f"{name}/") and path[len(name) + 1 :].split("/", 1)[0] in _INSIDE
+
+
+def listed_and_bare(storage: Storage, location: str) -> tuple[set[str], set[str]]:
+    """Return the forks of a dataset that have a ref, and those that have files and none.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    start = len(f"{location}/tree/")
+    with_files = names_in(info.path[start:] for info in storage.list(f"{location}/tree"))
+    listed = {*_refs(storage, location)}  # after the files: who makes a fork writes its ref last
+    return listed, with_files - listed
 
 
 def children(storage: Storage, location: str, name: str) -> list[str]:

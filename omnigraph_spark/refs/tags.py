@@ -133,13 +133,85 @@ def remove_leftovers(storage: Storage) -> None:
     Raises:
         StorageError: the store failed.
     """
+    for location, found in leftovers(storage):
+        _log.warning("removing the tag %s of %s, which no graph tag needs", found, location)
+        _delete_table_tag(storage, location, found)
+
+
+def leftovers(storage: Storage) -> list[tuple[str, str]]:
+    """Return the tags of tables that no graph tag needs, each with where the table is.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    made = [
+        (location, found)
+        for location in refs.all_locations(storage)
+        for found in _table_tags(storage, location)
+    ]
+    # After the tables' tags: who makes a tag makes that of the graph last.
     listed = {tag.name for tag in refs.list_tags(storage)}
-    for location in refs.all_locations(storage):
-        for found in _table_tags(storage, location):
-            match = _OURS.match(found)
-            if match is not None and match["tag"] not in listed:
-                _log.warning("removing the tag %s of %s, which no graph tag needs", found, location)
-                _delete_table_tag(storage, location, found)
+    return [
+        (location, found)
+        for location, found in made
+        if (match := _OURS.match(found)) is not None and match["tag"] not in listed
+    ]
+
+
+def unprotected(storage: Storage, tag: Tag) -> list[str]:
+    """Return the tables that lost their tag, by key; none of a tag that isn't of this connector.
+
+    Raises:
+        OmnigraphError: what the tag names can't be read.
+    """
+    snapshot = load(storage, tag.branch, tag.version)
+    own = _table_tag(tag.name, tag.branch, tag.version)
+    there = {
+        key: own in _table_tags(storage, entry.location) for key, entry in snapshot.tables.items()
+    }
+    return [key for key, has_tag in there.items() if not has_tag] if any(there.values()) else []
+
+
+def protect(storage: Storage, tag: Tag) -> None:
+    """Tag the tables of a graph tag that lost theirs.
+
+    Raises:
+        OmnigraphError: what the tag names can't be read, or the store failed.
+    """
+    own = _table_tag(tag.name, tag.branch, tag.version)
+    for entry in load(storage, tag.branch, tag.version).tables.values():
+        _tag_table(storage, entry, own)
+
+
+def named_by_tables(storage: Storage, name: str) -> Tag | None:
+    """Return what a graph tag named whose own file is gone, as the tags of tables tell it.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    found = {
+        tag
+        for location in refs.all_locations(storage)
+        for tag in _table_tags(storage, location)
+        if (match := _OURS.match(tag)) is not None and match["tag"] == name
+    }
+    for branch in refs.list_branches(storage):
+        for tag in found:
+            version = int(tag.rpartition("-")[2])
+            if len(found) == 1 and tag == _table_tag(name, branch.name, version):
+                return Tag(name, branch.name, version)
+    return None
+
+
+def make_again(storage: Storage, tag: Tag) -> None:
+    """Make the graph's own tag again, whose tables have theirs.
+
+    Raises:
+        StorageError: the store failed, or the tag is there.
+    """
+    with translated(f"Making the tag {tag.name} of __manifest"):
+        at = (layout.lance_branch(tag.branch), tag.version)
+        open_main(storage).tags.create(tag.name, at)
 
 
 def _check_name(storage: Storage, name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from lance import LanceDataset
     from lance.file import LanceFileReader
+
+_log = logging.getLogger(__name__)
 
 _OBJECT_SCHEMES = ("s3", "s3+ddb", "gs", "az", "abfss")
 _DATA_STORAGE_VERSION = "2.2"
@@ -320,6 +323,19 @@ class Storage:
             except DatasetNotFoundError:
                 for path in chunk:
                     self.delete(path)
+
+    def set_aside(self, path: str) -> None:
+        """Move an object that can't be read to `__damaged/`; one that isn't there is no error.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        data = self.get(path)
+        if data is not None:
+            aside = f"{layout.DAMAGED}/{path}"
+            _log.warning("%s is damaged; it is now %s", path, aside)
+            self.put(aside, data)
+            self.delete(path)
 
     def folders(self, prefix: str) -> list[str]:
         """Return the paths of the folders directly below a folder, sorted; one request.

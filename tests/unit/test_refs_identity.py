@@ -405,9 +405,6 @@ def test_the_commit_of_a_deleted_branch_is_none_of_the_branch_that_took_its_name
     assert check(graph) == []
 
 
-@pytest.mark.xfail(
-    reason="what is left of a branch in __manifest once its ref is gone is not found by check"
-)
 def test_a_branch_whose_deletion_stopped_after_its_ref_can_be_made_again_once_repaired(
     graph: Storage,
 ) -> None:
