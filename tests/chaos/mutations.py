@@ -21,7 +21,7 @@ from omnigraph_spark.manifest.publisher import Published
 from omnigraph_spark.manifest.rows import PRIMARY_KEY_ANNOTATION
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.merge import merging
-from omnigraph_spark.refs import branches, forks, refs
+from omnigraph_spark.refs import branches, forks, ref_files, refs
 from omnigraph_spark.schema import files as schema_files
 from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.storage import column_numbers
@@ -339,6 +339,29 @@ def _forks_by_name() -> None:
     _put(forks, remove_fork=remove)
 
 
+def _commits_by_name() -> None:
+    _put(commits, _is_other=lambda *_: False)
+
+
+def _heal_by_name() -> None:
+    real = heal.open_for_writing
+    _put(heal, open_for_writing=lambda storage, branch, _: real(storage, branch))
+    roll_back = heal.roll_back
+    _put(heal, roll_back=lambda *given, identifier=None, **more: roll_back(*given, **more))
+
+
+def _old_column_numbers() -> None:
+    _put(column_numbers, _padded=lambda *_: [])
+
+
+def _widened_files_trusted() -> None:
+    _put(added_columns, _check_written=lambda *_: None)
+
+
+def _lost_refs_stay() -> None:
+    _put(ref_files, make_again=lambda *_: False)
+
+
 def _half_branches_hinder() -> None:
     def all_of_them(storage: Any) -> Any:
         for branch in refs.list_branches(storage):
@@ -385,6 +408,11 @@ MUTATIONS: dict[str, Mutation] = {
     "half-branches-hinder": Mutation("22", _half_branches_hinder, sleepers.sleepers),
     "pins-looked-at-once": Mutation("27", _pins_looked_at_once, sleepers.sleepers),
     "staged-files-trusted": Mutation("27", _staged_files_trusted, sleepers.sleepers),
+    "commits-by-name": Mutation("23", _commits_by_name, sleepers.sleepers),
+    "heal-by-name": Mutation("23", _heal_by_name, sleepers.sleepers),
+    "old-column-numbers": Mutation("1", _old_column_numbers, lost_rules.schema),
+    "widened-files-trusted": Mutation("27", _widened_files_trusted, sleepers.sleepers),
+    "lost-refs-stay": Mutation("22", _lost_refs_stay, sleepers.sleepers),
     "no-staging-record": Mutation("27", _no_staging_record, sleepers.sleepers),
     "types-not-kept": Mutation("schema", _types_not_kept, lost_rules.schema),
     "schema-files-alone": Mutation("schema", _files_alone_count, lost_rules.schema),

@@ -9,8 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from omnigraph_spark import options as options_module
+from omnigraph_spark.history import new_graph as new_graphs
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.options import WriteOptions
+from omnigraph_spark.schema import parse_pg
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import Committed, commit
 from omnigraph_spark.write.plan import NewTable, WritePlan, plan_write
@@ -103,6 +105,28 @@ def new_graph(storage: Storage, tables: Sequence[str] = ALL) -> Storage:
     """Make a graph of tables with one row `first` each."""
     write(storage, {key: ["first"] for key in tables})
     return storage
+
+
+def empty_graph(storage: Storage, form: int) -> Storage:
+    """Make the tables of a graph of stamp 6, without rows; one of stamp 2 comes with its rows."""
+    if form == new_graphs.OF_TODAY:
+        new_graphs.make(storage, parse_pg(_OF_NEW))
+    return storage
+
+
+_OF_NEW = """node Person {
+    name: String @key
+    age: I32?
+}
+node Company {
+    name: String @key
+    age: I32?
+}
+edge Knows: Person -> Person {
+    w: F64?
+}
+"""
+"""What `NEW` makes, as the engine's schema says it."""
 
 
 def ids(storage: Storage, key: str, version: int | None = None) -> list[str]:

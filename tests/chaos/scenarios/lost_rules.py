@@ -8,15 +8,19 @@ from collections.abc import Callable
 from omnigraph_spark import _faults
 from omnigraph_spark.errors import OmnigraphError
 from omnigraph_spark.schema import parse_pg, render_pg
+from omnigraph_spark.schema_changes import properties
 from omnigraph_spark.schema_changes.properties import drop_property
+from omnigraph_spark.spark import ddl
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 from tests.chaos.lab import Lab
 from tests.chaos.launcher import Setup
-from tests.support import merges, ruled
+from tests.support import columns, merges, ruled
 from tests.support.branches import ids_at, make
 from tests.support.ruled import COMPANY, KNOWS, PERSON
 from tests.support.writes import write_options
+
+_OTHER = "node:Other"
 
 
 class _Killed(BaseException):
@@ -93,8 +97,21 @@ def _merge_of_equals(storage: Storage) -> bool:
     return "c" not in ids_at(storage, PERSON)
 
 
+def _old_values(storage: Storage) -> bool:
+    """Drop the last column and add another one of its name: are the old values under it?"""
+    asked, there = write_options(storage), ddl.parse_columns("id STRING, d INT, l INT")
+    properties.add_table(storage, asked, _OTHER, there)
+    frame = [(field.name, field.dataType) for field in there.fields]
+    columns.write(storage, _OTHER, frame, [{"id": "a", "d": 1, "l": 7}])
+    drop_property(storage, write_options(storage), _OTHER, "l")
+    if not _lands(lambda: properties.add_property(storage, asked, _OTHER, "l", "I32?")):
+        return True
+    return columns.table(storage, _OTHER)["l"].to_pylist() != [None]
+
+
 _WAYS: dict[str, Callable[[Storage], bool]] = {
     "killed-drop": _killed_drop,
+    "old-values": _old_values,
     "lost-type": _lost_type,
     "empty-file": _empty_file,
     "merge": _merge,

@@ -3,7 +3,8 @@
 The first operation is stopped (SIGSTOP: its heartbeat too) or killed at a fault point; the second one
 runs to its end; the first goes on. Then the graph's contents, branches and tags must be what one of the
 two orders makes of them, where an operation that was refused, or killed before its publish, may be left
-out; one that was acknowledged never is. The next write must work, and `check` finds nothing.
+out; one that was acknowledged never is. The next write must work, and `check` finds nothing. So it is
+on graphs of both forms, of stamp 2 and of stamp 6, whose engine alone changes properties.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from itertools import product
 from random import Random
@@ -44,7 +45,10 @@ from tests.support import merges, writes
 from tests.support.writes import COMPANY, EDGE_SCHEMA, KNOWS, NODE_SCHEMA, PERSON
 
 GRACE = 0.2
+FORMS = (2, 6)
 MAIN, SIDE, OLD, NEW = "main", "side", "old", "new"
+TYPES = "types"
+"""Among the tables of a branch: the type of `age`, by table key."""
 DONE, REFUSED, UNKNOWN = "done", "refused", "unknown"
 
 Rows = dict[str, dict[str, Any]]
@@ -84,9 +88,9 @@ def _save(
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Fill the columns that a property change of the other operation brought."""
+    """Fill the columns that a property change of the other operation brought, or gave a type."""
     columns = [
-        batch.column(field.name)
+        batch.column(field.name).cast(field.type)
         if field.name in batch.schema.names
         else pa.nulls(batch.num_rows, field.type)
         for field in schema
@@ -181,6 +185,19 @@ def _property_added(state: State, branch: str) -> State | None:
     return _on(state, branch, change)
 
 
+def _widen(storage: Storage, branch: str) -> None:
+    asked = writes.write_options(storage, branch=branch, **_short())
+    properties.widen_property(storage, asked, COMPANY, "age", "I64")
+
+
+def _widened(state: State, branch: str) -> State | None:
+    return _on(state, branch, lambda tables: tables[TYPES].update({COMPANY: _type("int64")}))
+
+
+def _type(kind: str) -> dict[str, Any]:
+    return {"age": kind}
+
+
 def _same(state: State, branch: str) -> State | None:
     return state if branch in state else None
 
@@ -254,6 +271,7 @@ OPERATIONS: dict[str, Operation] = {
     "delete": Operation(_delete, _deleted),
     "restore": Operation(_restore, _restored),
     "add-property": Operation(_add_property, _property_added),
+    "widen": Operation(_widen, _widened),
     "optimize": Operation(_optimize, _same),
     "cleanup": Operation(_cleanup, lambda state, _: state),
     "repair": Operation(_repair, lambda state, _: state),
@@ -285,22 +303,29 @@ class Trial:
     branch: str
     point: str
     killed: bool
+    form: int = FORMS[0]
 
     def __str__(self) -> str:
         how = "killed" if self.killed else "stopped"
-        return f"{self.first} {how} at {self.point}, {self.second} meanwhile, on {self.branch}"
+        return (
+            f"stamp {self.form}: {self.first} {how} at {self.point}, {self.second} meanwhile,"
+            f" on {self.branch}"
+        )
 
 
 def _trials(lab: Lab) -> list[Trial]:
     """Return every ordered pair, with each step of the first at least once; `large`: all of them."""
-    steps = {name: _steps(lab, name) for name in OPERATIONS}
-    asked = list(chosen(steps, lab.random, large=lab.large))
-    points = {(trial.first, trial.point) for trial in asked}
-    lab.report.numbers.append(
-        f"{len(asked)} trials: {len({(t.first, t.second) for t in asked})} ordered pairs, "
-        f"{len(points)} of {sum(map(len, steps.values()))} steps, "
-        f"{sum(t.killed for t in asked)} killed, {sum(t.branch == OLD for t in asked)} on a branch"
-    )
+    asked = []
+    for form in FORMS:
+        steps = {name: _steps(lab, name, form) for name in OPERATIONS}
+        some = [replace(t, form=form) for t in chosen(steps, lab.random, large=lab.large)]
+        points = {(trial.first, trial.point) for trial in some}
+        lab.report.numbers.append(
+            f"stamp {form}: {len(some)} trials, {len({(t.first, t.second) for t in some})} ordered "
+            f"pairs, {len(points)} of {sum(map(len, steps.values()))} steps, "
+            f"{sum(t.killed for t in some)} killed, {sum(t.branch == OLD for t in some)} on a branch"
+        )
+        asked += some
     return asked
 
 
@@ -320,9 +345,9 @@ def chosen(steps: Mapping[str, list[str]], random: Random, *, large: bool) -> It
                     yield Trial(first, second, branch, point, killed)
 
 
-def _steps(lab: Lab, name: str) -> list[str]:
+def _steps(lab: Lab, name: str, form: int) -> list[str]:
     """Return the fault points that an operation passes, in order."""
-    case, _ = _graph(lab, f"steps-{name}")
+    case, _ = _graph(lab, f"steps-{name}", form)
     hits: list[str] = case.run(passed, case.graph, name, MAIN)
     case.close(0)
     return list(dict.fromkeys(hits)) or ["commit.entered"]
@@ -363,10 +388,10 @@ class Stop:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _graph(lab: Lab, name: str) -> tuple[Case, Storage]:
+def _graph(lab: Lab, name: str, form: int) -> tuple[Case, Storage]:
     """Make three people, an edge, two companies; `old` and `side` with a row more; tag `first`."""
     case = lab.case(name, GRACE)
-    storage = Storage.at(case.graph)
+    storage = writes.empty_graph(Storage.at(case.graph), form)
     _save(storage, MAIN, {PERSON: _people(["p0", "p1"], 0), COMPANY: _people(["c0", "c1"], 0)})
     _save(storage, MAIN, {PERSON: _people(["p2"], 0), KNOWS: _knows("e0", "p2", "p0")})
     tags.create_tag(storage, "first", refs.named(storage, MAIN))
@@ -386,15 +411,15 @@ def state_of(storage: Storage) -> State:
 
 def _contents(storage: Storage, ref: str) -> dict[str, Rows]:
     snapshot = load(storage, *refs.named(storage, ref))
-    return {
-        key: {row["id"]: row for row in read_table(storage, snapshot, key).to_pylist()}
-        for key in snapshot.tables
-    }
+    tables = {key: read_table(storage, snapshot, key) for key in snapshot.tables}
+    found = {key: {row["id"]: row for row in rows.to_pylist()} for key, rows in tables.items()}
+    nodes = {key: _type(str(rows["age"].type)) for key, rows in tables.items() if key != KNOWS}
+    return {**found, TYPES: nodes}
 
 
 def _group(lab: Lab, number: int, trials: list[Trial]) -> None:
     for place, trial in enumerate(trials):
-        case, storage = _graph(lab, f"pairs-{number}-{place}")
+        case, storage = _graph(lab, f"pairs-{number}-{place}", trial.form)
         try:
             _trial(case, storage, trial)
         except OmnigraphError as error:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 from omnigraph_spark import _faults
 from omnigraph_spark.errors import OmnigraphError
+from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance.cleanup import cleanup
 from omnigraph_spark.maintenance.repair import repair
-from omnigraph_spark.refs import branches, refs, tags
+from omnigraph_spark.manifest import crash_records
+from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.refs import branches, forks, refs, tags
+from omnigraph_spark.schema_changes import properties
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write import staging
@@ -19,7 +25,18 @@ from omnigraph_spark.write.plan import WritePlan
 from tests.chaos.lab import Lab
 from tests.chaos.launcher import Setup
 from tests.support.branches import ids_at, make, write_ids
-from tests.support.writes import KNOWS, PERSON, new_graph, once, plan, stage_rows, write
+from tests.support.writes import (
+    KNOWS,
+    PERSON,
+    Died,
+    die,
+    new_graph,
+    once,
+    plan,
+    stage_rows,
+    write,
+    write_options,
+)
 
 _GRACE = 0.05
 _STAGED = "staged"
@@ -165,7 +182,83 @@ def a_half_made_branch(setup: Setup, root: str) -> str | None:
     return _wrong(storage, "other", False)
 
 
+def a_commit_of_a_branch_made_again(setup: Setup, root: str) -> str | None:
+    storage = _graph(root)
+    make(storage, "b")
+
+    def made_again() -> None:
+        branches.delete_branch(storage, "b", _GRACE)
+        make(storage, "b")
+        write_ids(storage, "b", PERSON, ["new"], actor="ann")
+
+    _faults.arm("lineage.before_row", once(made_again))
+    write_ids(storage, "b", PERSON, ["old"], actor="bob")
+    line = commits.read_commits(storage, "b")
+    versions = [one.manifest_version for one in line]
+    if versions != sorted({*versions}) or line[-1].actor_id != "ann":
+        return f"the commits of the branch are {versions}, the last one of {line[-1].actor_id}"
+    return _wrong(storage, "b", False)
+
+
+def a_dead_write_to_a_branch_made_again(setup: Setup, root: str) -> str | None:
+    storage = _graph(root)
+    make(storage, "b")
+    planned = _staged(storage, "b")
+    staged = stage_rows(planned, {PERSON: ["dead"]})
+    _faults.arm("commit.before_publish", die)
+    with contextlib.suppress(Died):
+        commit(planned, staged)
+    _faults.disarm()
+    path = crash_records.path_of(planned.publish_id)
+    record = storage.get(path)
+    assert record is not None
+    branches.delete_branch(storage, "b", 0.01)
+    make(storage, "b")
+    write_ids(storage, "b", PERSON, ["own"])
+    before = load(storage, "b").entry(PERSON).table_version
+
+    def healed() -> None:
+        storage.put(path, record)
+        then = time.time() - 3600
+        os.utime(storage.uri(path), (then, then))
+        write_ids(storage, "main", KNOWS, ["healer"])
+
+    _faults.arm("commit.before_publish", once(healed))
+    landed = _committed(_staged(storage, "b"))
+    after = load(storage, "b").entry(PERSON).table_version
+    if after != before + 1:
+        return f"a heal of the deleted branch took a live write's version {before + 1} back"
+    return _wrong(storage, "b", landed)
+
+
+def a_widening_over_a_cleanup(setup: Setup, root: str) -> str | None:
+    storage = _graph(root)
+    before = ids_at(storage, PERSON)
+    asked = write_options(storage, orphanGraceSeconds=str(_GRACE))
+    _faults.arm("table.before_columns", once(lambda: _clean(storage, 15)))
+    with contextlib.suppress(OmnigraphError):
+        properties.widen_property(storage, asked, PERSON, "age", "I64")
+    try:
+        found = ids_at(storage, PERSON)
+    except OmnigraphError as error:
+        return str(error)
+    return None if found == before else f"read {found}"
+
+
+def a_lost_ref(setup: Setup, root: str) -> str | None:
+    storage = _graph(root)
+    make(storage, "b")
+    write_ids(storage, "b", PERSON, [_STAGED])
+    storage.delete(forks.ref_path(layout.table_location(PERSON), "b"))
+    repair(storage, False, _GRACE)
+    return _wrong(storage, "b", True)
+
+
 _TRIALS = (
+    a_commit_of_a_branch_made_again,
+    a_dead_write_to_a_branch_made_again,
+    a_widening_over_a_cleanup,
+    a_lost_ref,
     a_publish_over_a_cleanup,
     a_publish_over_a_branch_made_again,
     a_tag_beside_a_cleanup,
