@@ -26,7 +26,7 @@ from omnigraph_spark.manifest.publisher import has_publish
 from omnigraph_spark.manifest.snapshot import load, open_main, open_manifest, read_rows
 from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.refs import branches, forks, property_files, ref_files, refs, tags
-from omnigraph_spark.storage import layout
+from omnigraph_spark.storage import backoff, layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write import staging
@@ -85,6 +85,7 @@ def repair(storage: Storage, dry_run: bool = True, grace_seconds: float = 10.0) 
     ]
 
 
+_LEFT = (checks.HALF_BRANCH, checks.LEFTOVER_FORK, checks.LEFTOVER_TAG)
 _WHAT = {
     checks.SCHEMA_FILES: "make _schema.pg whole from the IR, and the JSON files again from it",
     checks.UNKNOWN_TYPE: "declare the type again, as __manifest or the IR knows it",
@@ -121,19 +122,7 @@ def _repair(storage: Storage, found: list[Finding], grace_seconds: float) -> Non
         property_files.put_back(storage)
     for one in those(checks.MOVED_BRANCH):
         moved.point_here(storage, one.place, one.branch)
-    for one in those(checks.MISSING_REF):
-        ref_files.make_again(storage, one.place, one.branch)
-    left = those(checks.HALF_BRANCH, checks.LEFTOVER_FORK, checks.LEFTOVER_TAG)
-    if left:
-        _wait_for_makers(storage, left, grace_seconds)
-    for one in those(checks.HALF_BRANCH):
-        _delete_half(storage, one, grace_seconds)
-    for one in those(checks.LEFTOVER_FORK):
-        _remove_fork(storage, one)
-    if those(checks.LEFTOVER_TAG):
-        tags.remove_leftovers(storage)
-    if those(checks.HALF_TAG):
-        _protect_tags(storage)
+    _mend_refs(storage, found, grace_seconds)
     for branch in _branches(those(checks.HALF_MIGRATION, checks.AUTO_CLEANUP)):
         open_for_writing(storage, branch)
     heads = those(checks.CRASH_RECORD, checks.UNPUBLISHED_HEAD, checks.AUTO_CLEANUP, checks.STAGING)
@@ -149,6 +138,25 @@ def _repair(storage: Storage, found: list[Finding], grace_seconds: float) -> Non
         logs.fill_actors(storage)
     for one in checks.running_runs(storage) if again else those(checks.RUNNING_RUN):
         _end_run(storage, one.place)
+
+
+def _mend_refs(storage: Storage, found: list[Finding], grace_seconds: float) -> None:
+    """Write refs again that are needed, and remove what is left of others and of forks."""
+    left = [one for one in found if one.kind in _LEFT]
+    for one in found:
+        if one.kind == checks.MISSING_REF:
+            ref_files.make_again(storage, one.place, one.branch)
+    if left:
+        _wait_for_makers(storage, left, grace_seconds)
+    for one in sorted(left, key=lambda one: _LEFT.index(one.kind)):
+        if one.kind == checks.HALF_BRANCH:
+            _delete_half(storage, one, grace_seconds)
+        elif one.kind == checks.LEFTOVER_FORK:
+            _remove_fork(storage, one)
+        else:
+            tags.remove_leftovers(storage)
+    if any(one.kind == checks.HALF_TAG for one in found):
+        _protect_tags(storage)
 
 
 def _branches(found: Iterable[Finding]) -> list[str]:
@@ -179,7 +187,7 @@ def _wait_for_makers(storage: Storage, left: list[Finding], grace_seconds: float
     while time.monotonic() < end:
         if names <= {*_names(storage)} and not (is_tag and tags.leftovers(storage)):
             return
-        time.sleep(_POLL_SECONDS)
+        backoff.poll(_POLL_SECONDS)
 
 
 def _protect_tags(storage: Storage) -> None:
