@@ -43,15 +43,20 @@ class Case:
 
 @dataclass
 class Result:
-    """Seconds per round, and the largest Python worker in MiB, per peer of a case."""
+    """Seconds per round, those of processors too, and the largest worker in MiB, per peer."""
 
     case: Case
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    processor_seconds: dict[str, list[float]] = field(default_factory=dict)
     worker_mib: dict[str, float] = field(default_factory=dict)
 
     def median(self, peer: str) -> float:
         """Return a peer's median in seconds."""
         return statistics.median(self.seconds[peer])
+
+    def processors(self, peer: str) -> float:
+        """Return a peer's median in seconds of processors, Spark's and its workers' together."""
+        return statistics.median(self.processor_seconds[peer])
 
 
 def measure(case: Case, rounds: int) -> Result:
@@ -62,14 +67,28 @@ def measure(case: Case, rounds: int) -> Result:
             if peer.prepare is not None:
                 peer.prepare(number)
             with largest_worker() as seen:
-                start = time.perf_counter()
+                start, used = time.perf_counter(), _processor_seconds()
                 peer.run(number)
                 took = time.perf_counter() - start
+                used = _processor_seconds() - used
             if number > 0:
                 result.seconds.setdefault(peer.name, []).append(took)
+                result.processor_seconds.setdefault(peer.name, []).append(used)
                 largest = max(result.worker_mib.get(peer.name, 0.0), seen[0] / MIB)
                 result.worker_mib[peer.name] = largest
     return result
+
+
+def _processor_seconds() -> float:
+    """Return what this process and all below it have used; what ended counts with its parent."""
+    me = psutil.Process()
+    total = 0.0
+    for one in (me, *me.children(recursive=True)):
+        try:
+            total += sum(one.cpu_times()[:4])
+        except psutil.Error:
+            continue
+    return total
 
 
 @contextmanager
@@ -111,7 +130,8 @@ def print_result(result: Result) -> None:
     ours = result.median(result.case.peers[0].name)
     print(f"\n{result.case.name} ({result.case.rows:,} rows)")
     print(
-        f"  {'':24}{'median':>10}{'min':>10}{'max':>10}{'ours/this':>12}{'goal':>15}{'worker':>12}"
+        f"  {'':24}{'median':>10}{'min':>10}{'max':>10}{'ours/this':>12}{'goal':>15}"
+        f"{'processors':>12}{'worker':>12}"
     )
     for peer in result.case.peers:
         seconds = result.seconds[peer.name]
@@ -120,7 +140,7 @@ def print_result(result: Result) -> None:
         print(
             f"  {peer.name:24}{median:9.3f}s{min(seconds):9.3f}s{max(seconds):9.3f}s"
             f"{ours / median:11.2f}x{_goal(ours / median, peer.goal):>15}"
-            + (f"{size:8.0f} MiB" if size else "")
+            f"{result.processors(peer.name):11.2f}s" + (f"{size:8.0f} MiB" if size else "")
         )
 
 
@@ -140,6 +160,7 @@ def write_json(path: Path, results: list[Result], versions: dict[str, str]) -> N
                 "name": result.case.name,
                 "rows": result.case.rows,
                 "seconds": result.seconds,
+                "processor_seconds": result.processor_seconds,
                 "median_seconds": {peer: result.median(peer) for peer in result.seconds},
                 "goals": {peer.name: peer.goal for peer in result.case.peers if peer.goal},
                 "largest_worker_mib": result.worker_mib,

@@ -1,6 +1,7 @@
 """Measure queries that read a part of what there is, beside Parquet, Delta and Iceberg.
 
-`python benchmarks/queries.py [--rows 20000000] [--rounds 5] [--only sum,count]`. On Spark 4.0 with
+`python benchmarks/queries.py [--rows 20000000] [--rounds 5] [--only sum,count]`. With `--into PATH`
+the rows are kept there and used again; `--rounds 0` only makes them. On Spark 4.0 with
 `PEER_PACKAGES=io.delta:delta-spark_2.13:4.0.0,org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0`
 in the environment the peers are there too. Prints medians of one run, the peers taking turns.
 """
@@ -11,12 +12,14 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.bench import PROJECT, start_spark
@@ -52,28 +55,37 @@ class Rows:
     def __init__(self, bench: Bench, name: str, table: str, rows: DataFrame) -> None:
         self.spark = bench.spark
         self.name = name
+        self.table = table
         self.parquet = bench.path(f"{name}.parquet")
+        self.graph = OmniGraph.for_path(self.spark, bench.path(name))
+        self.peers: dict[str, Callable[[], DataFrame]] = {
+            "Spark Parquet": lambda: self.spark.read.parquet(self.parquet)
+        }
+        packages = os.environ.get(PACKAGES, "")
+        delta = bench.path(f"{name}.delta")
+        if "delta" in packages:
+            self.peers["Delta"] = lambda: self.spark.read.format("delta").load(delta)
+        if "iceberg" in packages:
+            self.peers["Iceberg"] = lambda: self.spark.table(f"ice.db.{name}")
+        done = bench.folder / f"{name}.done"
+        if done.exists():
+            return
         rows.write.parquet(self.parquet)
         stored = self.spark.read.parquet(self.parquet)
-        self.graph = OmniGraph.for_path(self.spark, bench.path(name))
         options = {"endpoints": "Knows: Person -> Person"} if table == EDGES else {}
         if table == WIDE:
             options["types"] = f"Thing.vec: Vector({VECTOR_WIDTH})"
         people = self.spark.createDataFrame([("n",)], "id string")
         frames = {table: stored} | ({"node:Person": people} if table == EDGES else {})
         self.graph.write(frames, integrity="off", **options)
-        self.table = table
-        self.peers: dict[str, Callable[[], DataFrame]] = {
-            "Spark Parquet": lambda: self.spark.read.parquet(self.parquet)
-        }
-        packages = os.environ.get(PACKAGES, "")
-        if "delta" in packages:
-            place = bench.path(f"{name}.delta")
-            stored.write.format("delta").save(place)
-            self.peers["Delta"] = lambda: self.spark.read.format("delta").load(place)
-        if "iceberg" in packages:
+        if table == EDGES:
+            for column in ("id", "src"):
+                self.graph.create_index(EDGES, column)
+        if "Delta" in self.peers:
+            stored.write.format("delta").save(delta)
+        if "Iceberg" in self.peers:
             stored.writeTo(f"ice.db.{name}").using("iceberg").create()
-            self.peers["Iceberg"] = lambda: self.spark.table(f"ice.db.{name}")
+        done.touch()
 
     def load(self) -> DataFrame:
         """Return the graph's table as a plain frame."""
@@ -89,8 +101,9 @@ class Rows:
             if (narrow(frame) if ours else frame).collect() != expected:
                 raise AssertionError(f"{name}: other rows")
 
-        _, reports = narrowed(ask(self.load()))
-        print(f"{name}: {'; '.join(str(one) for one in reports)}")
+        made, reports = narrowed(ask(self.load()))
+        shown = "; ".join(str(one) for one in reports)
+        print(f"{name}: {shown}; read: {rows_read(self.spark, made)}")
         return Case(
             name,
             rows,
@@ -104,6 +117,43 @@ class Rows:
             ),
             most_rounds=None,
         )
+
+
+def rows_read(spark: SparkSession, frame: DataFrame) -> int:
+    """Return how many rows the scans of a frame give to Spark; runs it."""
+    adaptive = "spark.sql.adaptive.enabled"
+    before = spark.conf.get(adaptive)
+    spark.conf.set(adaptive, "false")
+    try:
+        run = frame.select("*")
+        run.collect()
+        leaves = run._jdf.queryExecution().executedPlan().collectLeaves()
+        counts = [leaves.apply(at).metrics().get("numOutputRows") for at in range(leaves.size())]
+        return sum(int(one.get().value()) for one in counts if one.isDefined())
+    finally:
+        spark.conf.set(adaptive, str(before))
+
+
+def costs(bench: Bench, wanted: set[str], scale: float) -> None:
+    """Print what narrowing itself takes, beside 0.15 s and 0.1 s for each scan."""
+    if "costs" not in wanted or tpch.generator() is None:
+        return
+    root, _ = _tpch(bench, scale)
+    OmniGraph.for_path(bench.spark, root).create_views()
+    shares = []
+    for again in range(3):
+        for number, text in tpch.QUERIES.items():
+            frame = bench.spark.sql(text)
+            start = time.perf_counter()
+            scans = len(narrowed(frame)[1])
+            took = time.perf_counter() - start
+            if again:
+                shares.append((took / (0.15 + 0.1 * scans), took, scans, number))
+    shares.sort()
+    print("narrowing itself: share of the most allowed, seconds, scans, query of TPC-H")
+    for name, at in (("least", 0), ("median", len(shares) // 2), ("most", -1)):
+        share, took, scans, number = shares[at]
+        print(f"  {name:8}{share:8.2f}x{took:8.3f}s{scans:4}{number:4}")
 
 
 def columns(bench: Bench, wanted: set[str]) -> list[Case]:
@@ -126,8 +176,6 @@ def rows_of_edges(bench: Bench, wanted: set[str]) -> list[Case]:
     if not wanted & {"filter", "join", "lookup"}:
         return []
     rows = Rows(bench, "edges", EDGES, bench.edges())
-    for column in ("id", "src"):
-        rows.graph.create_index(EDGES, column)
     ids = [str(number).rjust(9, "n") for number in range(100)]
     listed = ", ".join(f"('{one}')" for one in ids)
     small = bench.spark.sql(f"SELECT * FROM VALUES {listed} t(k)")
@@ -153,11 +201,18 @@ def rows_of_edges(bench: Bench, wanted: set[str]) -> list[Case]:
     return cases
 
 
+def _tpch(bench: Bench, scale: float) -> tuple[str, Mapping[str, str]]:
+    folder = bench.folder / f"tpch-{scale}"
+    if folder.exists():
+        return str(folder / "graph"), {name: str(folder / name) for name in tpch.KEYS}
+    return tpch.make(bench.spark, folder, scale)
+
+
 def all_of_tpch(bench: Bench, wanted: set[str], scale: float) -> list[Case]:
     """Return the 22 queries of TPC-H, one after the other."""
     if "tpch" not in wanted or tpch.generator() is None:
         return []
-    root, files = tpch.make(bench.spark, bench.folder / "tpch", scale)
+    root, files = _tpch(bench, scale)
     graph = OmniGraph.for_path(bench.spark, root)
 
     def run(ours: bool | None) -> None:
@@ -186,17 +241,18 @@ def all_of_tpch(bench: Bench, wanted: set[str], scale: float) -> list[Case]:
 
 def main() -> None:
     """Run the chosen cases."""
-    names = "sum,count,filter,join,lookup,tpch"
+    names = "sum,count,filter,join,lookup,tpch,costs"
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", type=int, default=20_000_000, help="edges; a tenth of wide rows")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds per peer")
+    parser.add_argument("--into", type=Path, help="keeps the rows, and uses them again")
     parser.add_argument("--scale", type=float, default=0.1, help="scale of TPC-H")
     parser.add_argument("--only", default=names, help=f"comma list of {names}")
     arguments = parser.parse_args()
     wanted = set(arguments.only.split(","))
     results = []
     with tempfile.TemporaryDirectory(prefix="omnigraph-bench-") as name:
-        folder = Path(name)
+        folder = arguments.into or Path(name)
         spark = start_spark(folder, more_settings(folder))
         try:
             bench = Bench(spark, folder, arguments.rows)
@@ -205,11 +261,14 @@ def main() -> None:
                 *rows_of_edges(bench, wanted),
                 *all_of_tpch(bench, wanted, arguments.scale),
             ):
+                if arguments.rounds == 0:
+                    continue
                 results.append(measure(case, arguments.rounds))
                 print_result(results[-1])
+            costs(bench, wanted, arguments.scale)
         finally:
             spark.stop()
-    write_json(PROJECT / "artifacts" / "queries.json", results, {})
+    write_json(PROJECT / "artifacts" / "queries.json", results, {"pyspark": version("pyspark")})
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 MOST_IDS = 5_000
 """Values of a join's small side that are looked up in the scan of the other side."""
+MOST_SORTED = 1_000
+"""The first rows of an order that a scan finds by itself; Lance holds them, and looks them up."""
 MOST_CASES = 64
 """Tables whose rows are counted, by `_table`, without reading any."""
 
@@ -60,6 +62,7 @@ class ScanReport:
         columns: Columns that are read; empty where rows are only counted.
         filters: Predicates in Lance's SQL by table key; tables without one are read whole.
         limit: As many rows are enough, None for all.
+        order: The columns that those rows are the first by, in each scan; empty for any rows.
         rows: Rows at most, from the tables' metadata.
     """
 
@@ -68,12 +71,14 @@ class ScanReport:
     filters: Mapping[str, str]
     limit: int | None
     rows: int
+    order: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         where = "; ".join(dict.fromkeys(_short(one) for one in self.filters.values()))
         parts = [
             f"{self.table} [{', '.join(self.columns)}]",
             f"where {where}" if where else "",
+            f"order by {', '.join(self.order)}" if self.order else "",
             "" if self.limit is None else f"limit {self.limit}",
             f"of {self.rows} rows",
         ]
@@ -268,7 +273,11 @@ class _Narrowing:
             kept = dict(found) if kept is None else predicates.either(kept, found)
         most = [limit for limit in limits if limit is not None]
         enough = max(most) if len(most) == len(limits) == 1 else None
-        return Pushed(kept or {}, enough)
+        order = uses[0].order
+        if enough is None or order is None:
+            return Pushed(kept or {}, enough)
+        by = known.reader.sorts(order) if enough <= MOST_SORTED else None
+        return Pushed(kept or {}, None if by is None else enough, by)
 
     def _joined(
         self, known: _Known, use: Use, found: Mapping[str, Predicate]
@@ -339,6 +348,7 @@ class _Narrowing:
             {key: one for key, one in pushed.predicates.items() if isinstance(one, str)},
             pushed.limit,
             sum(scan.expected_rows for scans in load.planned for scan in scans),
+            tuple(str(key) for key in pushed.order or ()),
         )
         source = known.source.with_load(load)
         return self._query.scan_of(known.scan, source, schema, f"omnigraph {report}"), report

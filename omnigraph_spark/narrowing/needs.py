@@ -5,8 +5,8 @@ by projections, and put limits where they are enough. Two rules keep this right:
 
 - a column is left out only if no expression of the plan names it, and if no node above takes its
   input as it comes (a union takes columns by place; so may nodes that aren't known here);
-- a filter or limit is taken over only if nothing but projections, filters and limits lie between it
-  and the scan, and no filter lies above a limit.
+- a filter, sort or limit is taken over only if nothing but projections, filters, sorts and limits
+  lie between it and the scan, and neither a filter nor a sort lies above a limit.
 
 The query must be deterministic, and hold no `Sample`: then its rows can't depend on columns that it
 doesn't name, nor on rows that each use of a scan throws away. The caller looks for that.
@@ -15,7 +15,8 @@ doesn't name, nor on rows that each use of a scan throws away. The caller looks 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from omnigraph_spark.narrowing.trees import Tree, attribute, expr_id, within
 
@@ -48,6 +49,18 @@ _HAND_ON = _SAY_WHAT_THEY_NEED - {"Aggregate", "Expand", "Project"}
 _LIMITS = ("GlobalLimit", "LocalLimit")
 
 
+@dataclass(frozen=True)
+class Key:
+    """A key of a sort: the place of a column, and which values come first."""
+
+    place: int
+    ascending: bool
+    nulls_first: bool
+
+
+Order = tuple[Key, ...]
+
+
 @dataclass
 class Use:
     """One use of a scan in the plan.
@@ -57,6 +70,7 @@ class Use:
         conditions: Filters that lie over the scan, each with the places of the columns behind the
             expression ids that it names.
         limit: As many rows are enough, None for all.
+        order: Those rows are the first in this order, None for any rows.
         joins: Joins that throw away rows of the scan whose column (by place) has no partner.
     """
 
@@ -64,6 +78,7 @@ class Use:
     columns: set[int] = field(default_factory=set)
     conditions: list[tuple[Tree, Mapping[int, int]]] = field(default_factory=list)
     limit: int | None = None
+    order: Order | None = None
     joins: list[Partner] = field(default_factory=list)
 
 
@@ -106,11 +121,12 @@ def uses(plan: Tree) -> dict[int, list[Use]]:
 
 @dataclass
 class _Chain:
-    """Projections, filters and limits over a scan: which ids are which of its columns here."""
+    """What lies over a scan, up to a limit, and which ids are which of its columns there."""
 
     use: Use
     places: Mapping[int, int]
     limited: bool = False
+    order: Order | None = None
 
 
 class _Walk:
@@ -169,7 +185,10 @@ class _Walk:
 def _next(node: Tree, chain: _Chain) -> _Chain | None:
     """Return the chain with one more node on top, None where it ends."""
     if node.kind == "Project":
-        return _Chain(chain.use, _renamed(node, chain.places), chain.limited)
+        return replace(chain, places=_renamed(node, chain.places))
+    if node.kind == "Sort" and not chain.limited:
+        order = _order(node, chain.places)
+        return None if order is None else replace(chain, order=order)
     if node.kind == "Filter" and not chain.limited:
         (condition,) = within(node.fields["condition"])
         chain.use.conditions.append((condition, chain.places))
@@ -180,8 +199,30 @@ def _next(node: Tree, chain: _Chain) -> _Chain | None:
             return None
         most = int(count.fields["value"])
         chain.use.limit = most if chain.use.limit is None else min(most, chain.use.limit)
-        return _Chain(chain.use, chain.places, limited=True)
+        chain.use.order = chain.order
+        return replace(chain, limited=True)
     return None
+
+
+def _order(sort: Tree, places: Mapping[int, int]) -> Order | None:
+    """Return the order of a sort across partitions by columns of a scan, None for another."""
+    if sort.fields["global"] is not True:
+        return None
+    keys = []
+    for one in within(sort.fields["order"]):
+        id_ = attribute(one.children[0])
+        place = None if id_ is None else places.get(id_)
+        ascending = _object(one.fields["direction"]) == "Ascending$"
+        nulls_first = _object(one.fields["nullOrdering"]) == "NullsFirst$"
+        if place is None:
+            return None
+        keys.append(Key(place, ascending, nulls_first))
+    return tuple(keys)
+
+
+def _object(field: Any) -> str:
+    """Return the name of an object of Scala without its package."""
+    return str(field["object"]).rpartition(".")[2]
 
 
 def _renamed(project: Tree, places: Mapping[int, int]) -> dict[int, int]:
@@ -207,7 +248,7 @@ _LOSES = {
 
 def _join(node: Tree, chains: list[_Chain | None]) -> None:
     """Note for each side that loses rows without a partner what it is compared with."""
-    kind = str(node.fields["joinType"].get("object", "")).rpartition(".")[2]
+    kind = _object({"object": "", **node.fields["joinType"]})
     loses = _LOSES.get(kind, (False, False))
     conditions = [*within(node.fields.get("condition"))]
     if len(chains) != 2 or not conditions:

@@ -17,10 +17,11 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from omnigraph_spark.narrowing.needs import conjuncts
+from omnigraph_spark.narrowing.needs import Key, conjuncts
 from omnigraph_spark.narrowing.trees import Tree, attribute
 from omnigraph_spark.read import filters
 from omnigraph_spark.read.filters import Predicate
+from omnigraph_spark.read.order import SortKey
 
 _SWAPPED = {
     "EqualTo": "EqualTo",
@@ -92,6 +93,22 @@ class Reader:
         if not all(map(_is_key, kinds)):
             return None
         return self._leaf(_Filter.named("In", name, tuple(values)))
+
+    def sorts(self, order: Sequence[Key]) -> tuple[SortKey, ...] | None:
+        """Return an order as Lance sorts by, None where its order of values isn't Spark's.
+
+        Spark takes both zeros, and all NaN, for equal, and the next key decides: not so Lance.
+        """
+        if self.table_column is not None:
+            return None
+        (columns,) = self.tables.values()
+        keys = []
+        for key in order:
+            name = self.names[key.place]
+            if name is None or filters.quoted(name) is None or not _sorts(columns[name].type):
+                return None
+            keys.append(SortKey(columns[name].name, key.ascending, key.nulls_first))
+        return tuple(keys)
 
     def _all(self, parts: Sequence[Mapping[str, Predicate]]) -> dict[str, Predicate]:
         return {key: filters.conjunction(part[key] for part in parts) for key in self.tables}
@@ -190,6 +207,13 @@ class Reader:
 
 def _is_key(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_signed_integer(kind))
+
+
+def _sorts(kind: pa.DataType) -> bool:
+    micros = pa.types.is_timestamp(kind) and kind.unit != "ns"
+    tests = (pa.types.is_signed_integer, pa.types.is_string, pa.types.is_large_string)
+    more = (pa.types.is_boolean, pa.types.is_date32, pa.types.is_decimal128)
+    return micros or any(test(kind) for test in (*tests, *more))
 
 
 class _Filter:

@@ -26,6 +26,7 @@ from omnigraph_spark.read.batch_size import (
     batch_rows,
     column_share,
 )
+from omnigraph_spark.read.order import SortKey
 from omnigraph_spark.read.plan import fragments_of, opened
 from omnigraph_spark.spark import spark_types
 from omnigraph_spark.spark.frame_schema import FrameColumns
@@ -44,10 +45,12 @@ class Pushed:
     Attributes:
         predicates: Per table key what its rows must satisfy; a key that is missing: all rows.
         limit: As many rows are enough, the first ones in order; None for all.
+        order: Where it is given, each scan gives its own first rows by it; it is of stored columns.
     """
 
     predicates: Mapping[str, filters.Predicate] = field(default_factory=dict)
     limit: int | None = None
+    order: tuple[SortKey, ...] | None = None
 
 
 class OmnigraphInputPartition(InputPartition):
@@ -98,10 +101,11 @@ class OmnigraphReader(DataSourceReader):
         }
         self._predicates: dict[str, filters.Predicate] = dict.fromkeys(self._entries, True)
         self._limit: int | None = None
+        self._order: tuple[SortKey, ...] | None = None
         self._planned = planned
         if pushed is not None:
             self._predicates |= pushed.predicates
-            self._limit = pushed.limit
+            self._limit, self._order = pushed.limit, pushed.order
             return
         if options.push_down_filters and hasattr(DataSourceReader, "pushFilters"):
             self.pushFilters = _PushFilters(self)  # type: ignore[method-assign,assignment]
@@ -143,7 +147,7 @@ class OmnigraphReader(DataSourceReader):
         """Plan the read in this process; raises as `partitions`, whose plain data it returns."""
         left = [entry for key, entry in self._entries.items() if self._kept(key) is not False]
         datasets = plan.open_tables(self._storage, left)
-        filtered = {entry.table_key: self._filter(entry.table_key) is not None for entry in left}
+        filtered = {entry.table_key: self._looks_at_all(entry.table_key) for entry in left}
         shares = {key: self._share(key, datasets[key]) for key in filtered}
         planned = plan.plan(left, datasets, self._options.max_partition_bytes, filtered, shares)
         if self._limit is None or any(filtered.values()):
@@ -167,7 +171,8 @@ class OmnigraphReader(DataSourceReader):
         for scan in scans:
             for batch in self._scan(scan, left):
                 yield batch
-                left = None if left is None else left - batch.num_rows
+                if left is not None and self._order is None:
+                    left -= batch.num_rows
             if left is not None and left <= 0:
                 return
 
@@ -184,7 +189,7 @@ class OmnigraphReader(DataSourceReader):
                 if batch.num_rows:
                     yield self._framed(batch, target, scan.table_key, stored)
         expected = scan.expected_rows if most is None else min(most, scan.expected_rows)
-        if where is None and count != expected:
+        if not self._looks_at_all(scan.table_key) and count != expected:
             raise StorageError(
                 f"Reading {scan.table_key} of {self._storage.root} gave another number of rows",
                 expected=f"{expected} rows in fragments {list(scan.fragments)[:20]}",
@@ -203,11 +208,12 @@ class OmnigraphReader(DataSourceReader):
         offset, limit = None, most
         if scan.rows is not None:
             start, end = scan.rows
-            if where is None:
-                offset, limit = start, min(end - start, end if most is None else most)
-            else:
+            if self._looks_at_all(scan.table_key):
                 first = scan.fragments[0] << 32
-                where = f"({where}) AND (_rowaddr >= {first + start} AND _rowaddr < {first + end})"
+                part = f"(_rowaddr >= {first + start} AND _rowaddr < {first + end})"
+                where = part if where is None else f"({where}) AND {part}"
+            else:
+                offset, limit = start, min(end - start, end if most is None else most)
         rows = self._options.batch_size
         fragments = fragments_of(dataset, scan)
         return dataset.scanner(
@@ -219,8 +225,19 @@ class OmnigraphReader(DataSourceReader):
             batch_size=rows or batch_rows(fragments, dataset.schema, names),
             batch_size_bytes=BATCH_BYTES if rows is None else None,
             io_buffer_size=AHEAD_BYTES,
+            order_by=self._lance_order(),
             **scan_options(dataset.schema),
         )
+
+    def _looks_at_all(self, key: str) -> bool:
+        """Return whether a scan looks at more rows of a table than it gives: to filter, to sort."""
+        return self._order is not None or self._filter(key) is not None
+
+    def _lance_order(self) -> list[Any] | None:
+        from lance.dataset import ColumnOrdering
+
+        keys = self._order or ()
+        return [ColumnOrdering(k.column, k.ascending, k.nulls_first) for k in keys] or None
 
     def _share(self, key: str, dataset: LanceDataset) -> float:
         """Return about what part of a table's bytes its scans read."""

@@ -73,6 +73,34 @@ def test_a_scan_reads_the_columns_rows_and_counts_that_the_query_needs(graph: Om
     assert "'p1', 'p2'" in joined.filters["edge:Knows"]
 
 
+@pytest.mark.parametrize(
+    ("sort", "by"),
+    [
+        ("age DESC, id", ("age DESC NULLS LAST", "id ASC NULLS FIRST")),
+        ("age NULLS LAST, id DESC", ("age ASC NULLS LAST", "id DESC NULLS LAST")),
+        ("name", ("name ASC NULLS FIRST",)),
+    ],
+)
+def test_each_task_sorts_out_the_first_rows_by_itself(
+    spark: SparkSession, root: str, sort: str, by: tuple[str, ...]
+) -> None:
+    """Of ranges of files, too; the rows that a task gives are few, and the answer is Spark's."""
+    reader = spark.read.format("omnigraph").option("maxPartitionBytes", "20000")
+    people = reader.option("table", "Person").load(root)
+    people.createOrReplaceTempView("first_people")
+    query = (
+        f"SELECT id, name, age FROM first_people WHERE age <> 7 ORDER BY {sort} LIMIT 4 OFFSET 1"
+    )
+    made, (report,) = narrowed(spark.sql(query))
+    assert (report.limit, report.order) == (5, by)
+    rows = [row.asDict() for row in people.where("age <> 7").sort(F.expr("id")).collect()]
+    columns = [(one.split()[0], one.split()[1] == "DESC") for one in reversed(by)]
+    for column, backwards in columns:
+        rows.sort(key=lambda row: row[column], reverse=backwards)
+    assert [row.asDict() for row in made.collect()] == rows[1:5]
+    assert people.rdd.getNumPartitions() > 2  # of 1000 rows in three files: ranges of them
+
+
 def test_a_join_looks_up_what_an_index_finds_on_the_other_side(graph: OmniGraph) -> None:
     people, knows = graph.table("Person"), graph.table("Knows")
     hops = people.where("id IN ('p1', 'p5')").join(knows, people.id == knows.src).select("dst")
@@ -194,6 +222,7 @@ def test_a_session_whose_frames_narrow_themselves(
     shown = capsys.readouterr().out
     assert "omnigraph node:Person [id, age] where" in shown
     assert "`id` < 'p2'" in shown
+    assert f"of {ROWS} rows" in shown
     assert session.table("people").groupBy("age").count().count() == 90
 
 

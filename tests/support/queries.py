@@ -33,6 +33,12 @@ def tables(seed: int) -> dict[str, pa.Table]:
     """Return the rows of the graph: nulls, NaN, zeros of both signs, odd text, empty lists."""
     dice = random.Random(seed)
     scores = (None, _NAN, -0.0, 0.0, 1.5, -2.25, 1e300, float("inf"))
+    homes = (
+        None,
+        {"street": None, "zip": None, "geo": None},
+        {"street": "high", "zip": 3, "geo": {"x": 1.5, "y": None}},
+        {"street": "low", "zip": 5, "geo": {"x": None, "y": -1.0}},
+    )
     names = (None, "", "ann", "bob", "Bob", "ö'x", "bo%b", "ann ")
     zero = datetime(2024, 3, 1, tzinfo=timezone.utc)
     people = {
@@ -47,8 +53,10 @@ def tables(seed: int) -> dict[str, pa.Table]:
             dice.choice((None, zero, zero + timedelta(microseconds=1))) for _ in range(PEOPLE)
         ],
         "tags": [dice.choice((None, [], ["a"], ["a", "b"], ["c", "a"])) for _ in range(PEOPLE)],
+        "home": [dice.choice(homes) for _ in range(PEOPLE)],
         "city": [dice.choice((None, *(f"c{n}" for n in range(CITIES)))) for _ in range(PEOPLE)],
     }
+    geo = pa.struct([("x", pa.float64()), ("y", pa.float64())])
     types = [
         ("id", pa.string()),
         ("age", pa.int32()),
@@ -59,6 +67,7 @@ def tables(seed: int) -> dict[str, pa.Table]:
         ("born", pa.date32()),
         ("seen", pa.timestamp("us", "UTC")),
         ("tags", pa.list_(pa.string())),
+        ("home", pa.struct([("street", pa.string()), ("zip", pa.int32()), ("geo", geo)])),
         ("city", pa.string()),
     ]
     knows = {
@@ -279,7 +288,9 @@ def _cte(make: _Maker) -> str:
 
 def _sorted(make: _Maker) -> str:
     table = make.dice.choice("pk")
-    order = f"{make.key(table, 'a')} {make.dice.choice(('ASC', 'DESC NULLS LAST', 'DESC'))}, a.id"
+    ways = ("ASC", "DESC NULLS LAST", "DESC", "ASC NULLS LAST", "DESC NULLS FIRST")
+    keys = [make.column(table, "a") for _ in range(make.dice.randint(1, 2))]
+    order = ", ".join(f"{key} {make.dice.choice(ways)}" for key in [*keys, "a.id"])
     offset = f" OFFSET {make.dice.randint(1, 5)}" if make.dice.random() < 0.3 else ""
     return (
         f"SELECT {make.some(table, 'a')} FROM {{{table}}} a{make.where(table, 'a')}"
@@ -299,6 +310,24 @@ def _exploded(make: _Maker) -> str:
             f"SELECT {make.some('p', 'a')}, tag FROM {{p}} a {how}(a.tags) x AS tag{make.where('p', 'a')}",
             f"SELECT tag, count(*) AS n FROM {{p}} a {how}(a.tags) x AS tag{make.where('p', 'a')} GROUP BY tag",
             f"SELECT get(a.tags, 0) AS t, size(a.tags) AS n FROM {{p}} a WHERE array_contains(a.tags, 'a') OR {make.leaf('p', 'a')}",
+        )
+    )
+
+
+def _structured(make: _Maker) -> str:
+    where = make.where("p", "a")
+    return make.dice.choice(
+        (
+            f"SELECT a.home.zip AS z, a.home.geo.x AS x FROM {{p}} a{where}",
+            f"SELECT a.home.street AS s, count(*) AS n, max(a.home.geo.y) AS y FROM {{p}} a{where} GROUP BY 1",
+            f"SELECT a.id, b.home.zip FROM {{p}} a LEFT JOIN {{p}} b ON a.home.zip = b.age AND {make.leaf('p', 'b')}{where}",
+            f"SELECT a.id, a.home.zip FROM {{p}} a{where} ORDER BY a.home.zip DESC, a.id LIMIT 7",
+            f"SELECT a.home, a.home.zip AS z FROM {{p}} a{where}",
+            f"SELECT a.id FROM {{p}} a WHERE a.home IS NULL OR a.home.zip > 3 AND {make.leaf('p', 'a')}",
+            f"SELECT a.home.geo AS g, {make.some('p', 'a')} FROM {{p}} a WHERE a.home.zip IS NOT NULL",
+            f"SELECT coalesce(a.home, named_struct('street', 'x', 'zip', 1, 'geo', NULL)).zip AS z FROM {{p}} a{where}",
+            f"SELECT t.h.zip AS z, t.h.street FROM (SELECT a.home AS h FROM {{p}} a{where}) t",
+            f"SELECT a.home.zip AS z FROM {{p}} a{where} UNION ALL SELECT b.age FROM {{p}} b",
         )
     )
 
@@ -364,6 +393,8 @@ _SHAPES: tuple[Callable[[_Maker], str], ...] = (
     _sorted,
     _nested,
     _exploded,
+    _structured,
+    _structured,
     _pivot,
     _values,
     _neighbours,
