@@ -23,7 +23,9 @@ class SchemaMethods:
     """A part of `OmniGraph`, in a class of its own for its length.
 
     Each method is one publish with its lineage, on one branch; `write_options` are those of writes
-    (`actor`, `userMetadata`). Older graph versions are read with the columns that they had.
+    (`actor`, `userMetadata`). Older graph versions are read with the columns that they had. In
+    graphs of engine 0.9 every method raises `UnsupportedError` while there are other branches, and
+    for columns that the engine has no type or name for.
     """
 
     @abstractmethod

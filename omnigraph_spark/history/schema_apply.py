@@ -1,16 +1,18 @@
-"""Add and drop tables of a graph of today's engines: a commit of its own, with the schema files.
+"""Change the schema of a graph of today's engines: a commit of its own, with the schema files.
 
 There the files name exactly the tables that are published, on every branch, and each table's folder
-is named by ids that the IR hands out. So a change holds the lock (`manifest/schema_lock.py`), makes
-the new tables without rows, lays the new files beside the old, publishes, and puts the files in
-their place. A process that dies before its publish has changed nothing, one that dies after it has
-changed all: the next write, or the engine's next command, tidies up. Runs on the driver.
+is named by ids that the IR hands out. So a change of tables or properties holds the lock
+(`manifest/schema_lock.py`), makes new tables without rows and new versions of those that it
+changes, lays the new files beside the old, publishes, and puts the files in their place. A process
+that dies before its publish has changed nothing, one that dies after it has changed all: the next
+write, or the engine's next command, tidies up. Runs on the driver.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from omnigraph_spark import _faults
@@ -21,7 +23,7 @@ from omnigraph_spark.errors import (
     PublishOutcomeUnknown,
 )
 from omnigraph_spark.history import new_graph
-from omnigraph_spark.manifest import schema_lock
+from omnigraph_spark.manifest import schema_lock, schema_record
 from omnigraph_spark.manifest.publisher import Publish, Published, publish
 from omnigraph_spark.manifest.rows import (
     EDGE_KEY,
@@ -38,8 +40,28 @@ from omnigraph_spark.storage.layout import Identity
 from omnigraph_spark.storage.store import Storage
 
 _log = logging.getLogger(__name__)
-Rows = Callable[[Snapshot, Mapping[str, Identity]], list[ManifestRow]]
+Rows = Callable[[Snapshot, Mapping[str, Identity]], Sequence[ManifestRow]]
 """Makes the tables of a change, and returns the rows of its publish."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the schema: how the text of `_schema.pg` changes, and what is published with it.
+
+    `commit_id` is a ULID of its own. `expected` are versions that tables must be at. `undo` takes
+    the tables that `rows` has changed back where the publish doesn't land; `reshapes` says that it
+    may change some although the text says nothing of it.
+    """
+
+    commit_id: str
+    text: Callable[[str], str]
+    rows: Rows
+    actor: str | None
+    grace_seconds: float
+    expected: Mapping[str, int] = field(default_factory=dict)
+    renamed: ir2.Renamed | None = None
+    undo: Callable[[Snapshot], None] = lambda _: None
+    reshapes: bool = False
 
 
 def add_tables(
@@ -78,7 +100,7 @@ def add_tables(
     def changed(text: str) -> str:
         return engine_schema.merged(text, types)
 
-    _apply(storage, commit_id, changed, made, {}, actor, grace_seconds)
+    apply(storage, Change(commit_id, changed, made, actor, grace_seconds))
 
 
 def drop_tables(
@@ -108,60 +130,81 @@ def drop_tables(
     def changed(text: str) -> str:
         return edits.drop_types(text, frozenset(expected))
 
-    return commit_id, _apply(storage, commit_id, changed, gone, expected, actor, grace_seconds)
+    change = Change(commit_id, changed, gone, actor, grace_seconds, expected)
+    return commit_id, apply(storage, change)
 
 
-def _apply(
-    storage: Storage,
-    commit_id: str,
-    changed: Callable[[str], str],
-    rows: Rows,
-    expected: Mapping[str, int],
-    actor: str | None,
-    grace_seconds: float,
-) -> Published:
-    with schema_lock.held(storage, commit_id, grace_seconds):
+def apply(storage: Storage, change: Change) -> Published:
+    """Make a change under the lock: its tables, its files beside the old, its publish; or nothing.
+
+    Raises:
+        UnsupportedError, RecoveryPendingError, CorruptManifestError, PublishOutcomeUnknown,
+        RowLevelCasContention, StorageError: as `add_tables`.
+        OmnigraphError: what the change's own parts raise.
+    """
+    with schema_lock.held(storage, change.commit_id, change.grace_seconds):
         try:
-            published = _published(storage, commit_id, changed, rows, expected, actor)
+            published, files = _published(storage, change)
         except PublishOutcomeUnknown:
             raise
         except OmnigraphError:
-            _ended(storage, commit_id, schema_lock.undo)
+            _ended(storage, change.commit_id, schema_lock.undo)
             raise
         # From here on the change is done: what fails is finished by the next write.
-        _ended(storage, commit_id, schema_lock.settle)
+
+        def settle(storage: Storage, holder: str) -> None:
+            schema_lock.settle(storage, holder, files)
+
+        _ended(storage, change.commit_id, settle)
         return published
 
 
-def _published(
-    storage: Storage,
-    commit_id: str,
-    changed: Callable[[str], str],
-    rows: Rows,
-    expected: Mapping[str, int],
-    actor: str | None,
-) -> Published:
+def _published(storage: Storage, change: Change) -> tuple[Published, tuple[bytes, ...]]:
+    """Publish a change, and return the schema files that come with it, none if it was there."""
+    commit_id = change.commit_id
     snapshot = load(storage)
     text, ir_text = _files(storage, snapshot)
-    new_text = changed(text)
-    if new_text == text:
-        return Published(snapshot.graph_version, skipped=True)
-    new_ir = ir2.changed_ir(engine_schema.parse_pg(new_text), ir_text)
+    new_text = change.text(text)
+    if new_text == text and not change.reshapes:
+        return Published(snapshot.graph_version, skipped=True), ()
+    new_ir = ir2.changed_ir(engine_schema.parse_pg(new_text), ir_text, change.renamed)
     pairs = ir2.table_ids(ir2.document(new_ir))
     fresh = {key: pair for key, pair in pairs.items() if key not in snapshot.identities}
     schema_lock.check_held(storage, commit_id)
     schema_lock.remove_unpublished(storage, dict(snapshot.identities))
-    changes = rows(snapshot, fresh)
+    changes = change.rows(snapshot, fresh)
+    if new_text == text and not changes:
+        return Published(snapshot.graph_version, skipped=True), ()
     _faults.point("schema_apply.tables_made")
-    schema_lock.check_held(storage, commit_id)
-    _stage(storage, new_text, new_ir)
-    _faults.point("schema_apply.staged")
-    asked = Publish(
-        layout.MAIN, commit_id, tuple(changes), expected, actor=actor, lock_holder=commit_id
-    )
-    published = publish(storage, asked)
+    onto = None
+    try:
+        schema_lock.check_held(storage, commit_id)
+        if pairs == dict(snapshot.identities):  # nobody can see from the tables what has landed
+            onto = schema_record.write(storage, commit_id, change.actor, ir_text, new_ir)
+            _faults.point("schema_apply.recorded")
+        files = tuple(one.encode("utf-8") for one in (new_text, new_ir, ir2.state_json(new_ir)))
+        for path, content in zip(schema_lock.STAGED, files, strict=True):
+            storage.put(path, content)
+            _faults.point("schema_apply.file_staged")
+        _faults.point("schema_apply.staged")
+        asked = Publish(
+            layout.MAIN,
+            commit_id,
+            tuple(changes),
+            change.expected,
+            actor=change.actor,
+            lock_holder=commit_id,
+            identities=snapshot.identities,
+            onto=onto,
+        )
+        published = publish(storage, asked)
+    except PublishOutcomeUnknown:
+        raise
+    except OmnigraphError:
+        change.undo(snapshot)
+        raise
     _faults.point("schema_apply.published")
-    return published
+    return published, files
 
 
 def _ended(storage: Storage, holder: str, tidy: Callable[[Storage, str], None]) -> None:
@@ -195,9 +238,3 @@ def _files(storage: Storage, snapshot: Snapshot) -> tuple[str, str]:
             " a copy of the graph",
         )
     return pg, ir_text
-
-
-def _stage(storage: Storage, text: str, ir_text: str) -> None:
-    contents = (text, ir_text, ir2.state_json(ir_text))
-    for path, content in zip(schema_lock.STAGED, contents, strict=True):
-        storage.put(path, content.encode("utf-8"))

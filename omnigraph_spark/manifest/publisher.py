@@ -42,6 +42,7 @@ from omnigraph_spark.manifest.rows import (
     VersionRow,
     to_arrow,
 )
+from omnigraph_spark.manifest.schema_record import Onto
 from omnigraph_spark.manifest.snapshot import Snapshot, fold, open_main, open_manifest, read_rows
 from omnigraph_spark.manifest.writable import branch_identifier, open_for_writing, take_back
 from omnigraph_spark.storage import backoff, layout
@@ -80,7 +81,8 @@ class Publish:
     `txn_whole` a batch is done as soon as any table of the graph has its `txn`. `lock_holder` is
     who must hold the lock of schema changes. `identities` are the ids that the tables had, in
     formats that have them: one that was dropped and made again is another table, whatever version
-    it is at.
+    it is at. With `onto` it lands on that commit alone, and only where the lineage is in
+    `__manifest`.
     """
 
     branch: str
@@ -97,6 +99,7 @@ class Publish:
     merged_parent: str | None = None
     lock_holder: str | None = None
     identities: Mapping[str, Identity] = field(default_factory=dict)
+    onto: Onto | None = None
 
     def touched(self) -> frozenset[str]:
         """Return the keys of the tables that get a new version or a tombstone."""
@@ -237,12 +240,23 @@ def _commit_row(rows: pa.Table, request: Publish, manifest: LanceDataset) -> Com
     """Return the commit of a publish on the version that was opened, its head the parent."""
     parent = lineage.head_of(rows)
     now = time.time_ns() // 1000
+    created_at = now if parent is None else max(now, parent.created_at + 1)
+    if request.onto is not None:
+        if parent is None or parent.commit_id != request.onto.parent:
+            raise RowLevelCasContention(
+                f"Publish {request.publish_id} was to follow a commit that isn't the newest",
+                expected=request.onto.parent,
+                found=None if parent is None else parent.commit_id,
+                hint="Nothing was published. Try again",
+                attempts=1,
+            )
+        created_at = request.onto.created_at
     return CommitRow(
         request.publish_id,
         int(manifest.version) + 1,
         layout.lance_branch(request.branch),
         None if parent is None else parent.commit_id,
-        now if parent is None else max(now, parent.created_at + 1),
+        created_at,
         request.merged_parent,
         request.actor,
     )

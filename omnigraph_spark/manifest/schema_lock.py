@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 
@@ -25,7 +25,7 @@ from omnigraph_spark.errors import (
     RecoveryPendingError,
     UnsupportedError,
 )
-from omnigraph_spark.manifest import crash_records, formats
+from omnigraph_spark.manifest import crash_records, formats, schema_record
 from omnigraph_spark.manifest.crash_records import Heartbeat
 from omnigraph_spark.manifest.rows import OURS
 from omnigraph_spark.manifest.snapshot import branch_names, load, open_main
@@ -57,7 +57,7 @@ def held(storage: Storage, holder: str, grace_seconds: float) -> Iterator[None]:
         StorageError: the store failed.
     """
     recover(storage, grace_seconds)
-    _refuse_branches(storage)
+    refuse_branches(storage)
     crash_records.refuse_foreign(storage, grace_seconds)
     _remove_unlisted(storage, grace_seconds)
     with Heartbeat(storage, holder, grace_seconds) as heartbeat:
@@ -121,7 +121,13 @@ def _take(storage: Storage, holder: str) -> None:
     check_held(storage, holder)
 
 
-def _refuse_branches(storage: Storage) -> None:
+def refuse_branches(storage: Storage) -> None:
+    """Refuse a change of the schema of a graph whose branches share it.
+
+    Raises:
+        UnsupportedError: the graph has other branches than `main`.
+        StorageError: the store failed.
+    """
     others = [name for name in branch_names(open_main(storage)) if name != layout.MAIN]
     if others:
         raise UnsupportedError(
@@ -136,7 +142,7 @@ def _refuse_branches(storage: Storage) -> None:
 
 def _refuse_branches_under(storage: Storage, holder: str) -> None:
     try:
-        _refuse_branches(storage)
+        refuse_branches(storage)
     except OmnigraphError:
         release(storage, holder)
         raise
@@ -234,8 +240,11 @@ def _renewed(storage: Storage, holder: str, seen: datetime | None) -> bool:
     return now is not None and now != seen
 
 
-def settle(storage: Storage, holder: str) -> None:
+def settle(storage: Storage, holder: str, files: Sequence[bytes | None] = ()) -> None:
     """Make the schema files agree with what is published, under the lock; leave no staged ones.
+
+    `files` are those of a change that its holder knows to be published: an engine's command that
+    ran at the same time may have removed the staged ones.
 
     Raises:
         RecoveryPendingError: the tables are neither those before nor those after the change, or
@@ -244,16 +253,25 @@ def settle(storage: Storage, holder: str) -> None:
     """
     published = dict(load(storage).identities)
     live = [storage.get(name) for name in layout.SCHEMA_FILES]
-    staged = [storage.get(path) for path in STAGED]
+    staged = [*files] or [storage.get(path) for path in STAGED]
     whole = [live[n] if one is None else one for n, one in enumerate(staged)]
+    records = schema_record.found(storage)
+    has_landed = bool(files) or not records or schema_record.has_landed(storage, records)
     check_held(storage, holder)
-    if whole != live and _tables(whole) == published:  # the publish has landed
+    if has_landed and whole != live and _tables(whole) == published:  # the publish has landed
         for name, data in zip(layout.SCHEMA_FILES, whole, strict=True):
             storage.put(name, data or b"")
+            _faults.point("schema_apply.file_put")
     elif _tables(live) != published:
         raise _pending()
-    storage.delete_many(STAGED)
+    _remove_staged(storage, records)
     remove_unpublished(storage, published)
+
+
+def _remove_staged(storage: Storage, records: Sequence[schema_record.Found]) -> None:
+    """Remove the staged files, then the record: without it an engine refuses a graph with them."""
+    storage.delete_many(STAGED)
+    storage.delete_many([record.path for record in records])
 
 
 def undo(storage: Storage, holder: str) -> None:
@@ -264,7 +282,7 @@ def undo(storage: Storage, holder: str) -> None:
         StorageError: the store failed.
     """
     check_held(storage, holder)
-    storage.delete_many(STAGED)
+    _remove_staged(storage, schema_record.found(storage))
     remove_unpublished(storage, dict(load(storage).identities))
 
 

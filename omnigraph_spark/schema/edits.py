@@ -99,6 +99,9 @@ def drop_properties(text: str, table_key: str, names: frozenset[str]) -> str:
     spans += [span for rule, span in place.rules if gone & set(rule.columns)]
     for span in sorted(spans, reverse=True):
         text = _without(text, span)
+    left = parse_pg(text).of_table(table_key)
+    if left is not None and gone & {one.name for one in left.properties}:
+        _refuse_inherited(there, _Place(), gone)
     return text
 
 

@@ -30,7 +30,8 @@ from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.refs import property_files
 from omnigraph_spark.refs.property_files import Forgotten
-from omnigraph_spark.schema import property_types
+from omnigraph_spark.schema import edits, property_types
+from omnigraph_spark.schema.ir2 import Renamed
 from omnigraph_spark.schema.model import (
     SYSTEM_COLUMNS,
     Constraint,
@@ -46,8 +47,7 @@ from omnigraph_spark.spark.frame_plan import plan_frames
 from omnigraph_spark.spark.spark_types import NewColumn
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
-from omnigraph_spark.write import shared
-from omnigraph_spark.write.commit import commit_check
+from omnigraph_spark.write.commit import commit_check, property_changes
 from omnigraph_spark.write.commit.commit import Committed, commit, remember_types
 from omnigraph_spark.write.plan import ALTER, CREATE, TableTarget, WritePlan, head, plan_write
 
@@ -87,7 +87,9 @@ def add_property(
             table_key=key,
             column=name,
         )
+    merge_schema.refuse_unseen(storage, key, [column])
     properties = {key: merge_schema.named(key, [column])}
+    together = formats.of_graph(storage).has_identities
     if name in target.schema.names:
         there = target.schema.field(name)
         if str(there.type) != str(column.field.type):
@@ -100,11 +102,14 @@ def add_property(
                 column=name,
             )
         lost = _part(_known(storage, plan, key), frozenset([name]))
+        if together and not lost.properties:
+            return property_changes.add(replace(plan, new_properties=properties)).committed
         properties = {key: lost.properties or properties[key]}
         property_files.name_added(storage, properties, {key: lost.rules})
         return Committed(plan.publish_id, load(storage, plan.branch).graph_version, skipped=True)
     wide = merge_schema.with_columns(target, [column.field])
-    return commit(replace(plan, targets={key: wide}, new_properties=properties), [])
+    asked = replace(plan, targets={key: wide}, new_properties=properties)
+    return property_changes.add(asked).committed if together else commit(asked, [])
 
 
 def drop_property(storage: Storage, options: WriteOptions, table: str, name: str) -> Committed:
@@ -120,6 +125,7 @@ def drop_property(storage: Storage, options: WriteOptions, table: str, name: str
     plan = _plan(storage, options, table)
     (target,) = plan.targets.values()
     _check_free(storage, plan, target, name)
+    _refuse_source(storage, target.table_key, name)
     return _reshaped(storage, options, plan, {name: None})
 
 
@@ -139,6 +145,7 @@ def rename_property(
     plan = _plan(storage, options, table)
     (target,) = plan.targets.values()
     _check_free(storage, plan, target, old)
+    _refuse_source(storage, target.table_key, old)
     names = target.schema.names
     if new in names:
         raise SchemaMismatchError(
@@ -150,6 +157,9 @@ def rename_property(
     rest = [name for name in names if name != old]
     spark_types.check_new_names([*rest, new], target.table_key, rest)
     field = target.schema.field(old)
+    merge_schema.refuse_unseen(
+        storage, target.table_key, [NewColumn(field.with_name(new), None, False)]
+    )
     if not field.nullable and isinstance(engine_type_of(field.with_name(new), {}), LeftOut):
         raise SchemaMismatchError(
             f"{target.table_key}.{old} allows no nulls, and the engine can't see the name {new}",
@@ -277,7 +287,8 @@ def _refuse_other(*names: object) -> None:
 
 def _plan(storage: Storage, options: WriteOptions, table: str) -> WritePlan:
     snapshot = head(storage, options)
-    shared.refuse_schema_change(storage, "Changing properties")
+    if formats.of_graph(storage).has_identities:
+        property_changes.refuse_elsewhere(storage, options.branch)
     if ":" in table:
         layout.split_table_key(table)
         key = snapshot.entry(table).table_key
@@ -312,7 +323,8 @@ def _check_free(storage: Storage, plan: WritePlan, target: TableTarget, name: st
     known = (engine_schema.read(storage) or EngineSchema()).of_table(key)
     kind, _ = layout.split_table_key(key)
     fixed = SYSTEM_COLUMNS[kind]
-    is_key = isinstance(known, NodeType) and known.key == name
+    rules = known.constraints() if isinstance(known, NodeType) else ()
+    is_key = any(one.kind == "Key" and name in one.columns for one in rules)
     if kind == layout.EDGE and name not in fixed:
         is_key = name in edge_keys.recorded(storage, plan.branch, [key])[key]
     if name in fixed or is_key or name not in target.schema.names:
@@ -351,6 +363,8 @@ def _reshaped(
     """
     (key,) = plan.targets
     old = frozenset(names)
+    if formats.of_graph(storage).has_identities:
+        return _reshaped_together(plan, names, retyped)
     asked = remember_types(storage, options, [key])
     if asked is not None:
         plan = plan_write(storage, asked, {key: None})
@@ -373,6 +387,38 @@ def _reshaped(
     now = _under(forgotten, names, target.schema, retyped)
     property_files.quietly_name(storage, {key: now})
     return done
+
+
+def _reshaped_together(
+    plan: WritePlan, names: Mapping[str, str | None], retyped: pa.Field | None
+) -> Committed:
+    """Commit other columns of a table together with the schema files that say so."""
+    ((key, target),) = plan.targets.items()
+
+    def text(there: str) -> str:
+        forgotten = _part(engine_schema.parse_pg(there).of_table(key), frozenset(names))
+        now = _under(forgotten, names, target.schema, retyped)
+        rest = edits.drop_properties(there, key, frozenset(names))
+        return edits.add_properties(rest, key, now.properties, now.rules, now.order)
+
+    old_names = {(key, new): old for old, new in names.items() if new not in (None, old)}
+    renamed = () if retyped is not None else tuple(names.items())
+    altered = replace(target, mode=ALTER, renamed=renamed, retyped=retyped)
+    asked = replace(plan, mode=ALTER, targets={key: altered})
+    return property_changes.change(asked, text, Renamed(properties=old_names)).committed
+
+
+def _refuse_source(storage: Storage, key: str, name: str) -> None:
+    """Refuse to take a property away that the values of another one are made from."""
+    known = (engine_schema.read(storage) or EngineSchema()).of_table(key)
+    for one in known.properties if known is not None else ():
+        if name in [mark.value for mark in one.annotations if mark.name == "embed"]:
+            raise UnsupportedError(
+                f"{key}.{one.name} is made from {name} (@embed)",
+                expected="a property that no other is made from",
+                found=name,
+                hint=f"Nothing was changed. Drop {one.name} first, or change both with the engine",
+            )
 
 
 def _known(storage: Storage, plan: WritePlan, key: str) -> NodeType | EdgeType | None:

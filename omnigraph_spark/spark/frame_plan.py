@@ -33,6 +33,7 @@ from omnigraph_spark.spark.field_metadata import ReadMark
 from omnigraph_spark.spark.frames import Definitions
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit import property_changes
 from omnigraph_spark.write.plan import (
     ALL_ROWS,
     CREATE,
@@ -219,15 +220,20 @@ def _plan_tables(
 ) -> WritePlan:
     """Plan tables, and check the frames (`written`; None: later) against those that exist.
 
-    Where the graph is to be made with its tables, or its tables are added in a commit of their own,
-    that is done once all else is checked.
+    Where the graph is to be made with its tables, or its tables and properties are added in commits
+    of their own, that is done once all else is checked.
     """
+
+    def planned(asked: WriteOptions, there: Snapshot, moved: Mapping[str, int]) -> WritePlan:
+        return _planned(storage, there, asked, written, definitions, known, carrier, moved)
+
     form = options.graph_format
     missing = form is not None and new_graph.is_missing(storage, form)
-    plan = _planned(storage, snapshot, options, written, definitions, known, carrier)
+    plan = planned(options, snapshot, {})
     keys = {key: target.edge_key for key, target in plan.targets.items()}
     if missing and form == new_graph.OF_TODAY:
         new_graph.make(storage, plan.new_types, keys)
+        plan = planned(options, head(storage, options), {})
     elif plan.new_types.types() and formats.of_graph(storage).has_identities:
         schema_apply.add_tables(
             storage,
@@ -236,10 +242,14 @@ def _plan_tables(
             actor=options.actor,
             grace_seconds=options.orphan_grace_seconds,
         )
-    else:
-        return plan
-    there = head(storage, options)
-    return _planned(storage, there, options, written, definitions, known, carrier)
+        plan = planned(options, head(storage, options), {})
+    if plan.new_properties and formats.of_graph(storage).has_identities:
+        done = property_changes.add(replace(plan, txn=None, user_metadata=None))
+        expected = {**options.expected_table_versions}
+        expected |= {key: done.versions[key] for key in expected.keys() & done.versions.keys()}
+        asked = replace(options, expected_table_versions=expected)
+        plan = planned(asked, head(storage, options), done.versions)
+    return plan
 
 
 def _planned(
@@ -250,7 +260,9 @@ def _planned(
     definitions: Mapping[str, StructType],
     known: Definitions | None,
     carrier: StructType | None,
+    moved: Mapping[str, int],
 ) -> WritePlan:
+    """Plan tables; `moved` are versions that this write itself has just given some of them."""
     _refuse_unwritten(options, written)
     new = {
         key: _new_table(key, definitions[key], options, known)
@@ -263,7 +275,9 @@ def _planned(
     if options.mode in (MERGE, DELETE, REPLACE):
         plan = plan_write(storage, options, new, reads=_reads(storage, options, marks, written))
     else:
-        plan = plan_write(storage, options, new, _versions_read(storage, options, marks, written))
+        read = _versions_read(storage, options, marks, written)
+        read |= {key: moved[key] for key in read.keys() & moved.keys()}
+        plan = plan_write(storage, options, new, read)
     plan = replace(plan, frames=tuple(dict.fromkeys(mark.frame for mark in marks if mark.frame)))
     if options.merge_schema:
         given = {key: schema for key, schema in written.items() if schema is not None}

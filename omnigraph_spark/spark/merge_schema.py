@@ -7,20 +7,22 @@ Only the plan changes here: what is added is written by the tasks and committed 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from omnigraph_spark.errors import UnsupportedError
 from omnigraph_spark.integrity import rules
-from omnigraph_spark.manifest import known_types
+from omnigraph_spark.manifest import formats, known_types
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.schema import column_order
 from omnigraph_spark.schema.model import EngineSchema, LeftOut, Property, engine_type_of
 from omnigraph_spark.spark import spark_types
 from omnigraph_spark.spark.spark_types import NewColumn
-from omnigraph_spark.write import shared
+from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write.commit import property_changes
 from omnigraph_spark.write.plan import CREATE, TableTarget, WritePlan
 
 _log = logging.getLogger(__name__)
@@ -36,6 +38,8 @@ def widened(
     Raises:
         SchemaMismatchError: a name or type that no table can have; the column is named.
         OptionError: option `types` says something that is not a type.
+        UnsupportedError: (graphs of newer engines) there are other branches, or a column that the
+            engine can't see.
     """
     targets, properties = dict(plan.targets), {}
     for key, target in plan.targets.items():
@@ -48,11 +52,13 @@ def widened(
             for field in missing
         ]
         if columns:
+            refuse_unseen(plan.storage, key, columns)
             targets[key] = with_columns(target, [one.field for one in columns])
             properties[key] = named(key, columns)
     if targets == plan.targets:
         return plan
-    shared.refuse_schema_change(plan.storage, "Adding columns")
+    if formats.of_graph(plan.storage).has_identities:
+        property_changes.refuse_elsewhere(plan.storage, plan.branch)
     snapshot = known_types.load_with_types(plan.storage, plan.branch)
     schema = with_properties(known_types.known(plan.storage, snapshot).schema, properties)
     integrity = rules.of_write(
@@ -62,6 +68,26 @@ def widened(
         targets,
     )
     return replace(plan, targets=targets, new_properties=properties, integrity=integrity)
+
+
+def refuse_unseen(storage: Storage, table_key: str, columns: Iterable[NewColumn]) -> None:
+    """Refuse new columns that the engine can't see, in graphs whose engines know all columns.
+
+    Raises:
+        UnsupportedError: names the column.
+    """
+    if not formats.of_graph(storage).has_identities:
+        return
+    for one in columns:
+        carried = {} if one.engine is None else {one.field.name: one.engine}
+        engine = engine_type_of(one.field.with_nullable(True), carried)
+        if isinstance(engine, LeftOut):
+            raise UnsupportedError(
+                f"{table_key}.{engine.column} can't be a property of this graph: {engine.reason}",
+                expected="a column that the engine has a type and a name for",
+                found=engine.column,
+                hint="Nothing was written. Cast or rename the column, or leave it out",
+            )
 
 
 def with_columns(target: TableTarget, fields: list[pa.Field]) -> TableTarget:

@@ -7,7 +7,7 @@ stage and on the driver when it commits; opens no file and writes none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -77,6 +77,27 @@ def changed(dataset: LanceDataset, changes: Iterable[Change]) -> LanceSchema:
         empty = _empty(dataset)
         _change(empty, changes)
         return empty.lance_schema
+
+
+def in_order(schema: LanceSchema, names: Sequence[str]) -> LanceSchema:
+    """Return a schema with its columns in another order, each with the ids that it has.
+
+    Data files name their columns by id, so none is written again. Lance gives a new order's columns
+    new ids wherever it makes a schema itself; so this takes what a pickled schema holds: a part for
+    each field, depth first.
+    """
+    pickled: Any = schema.__reduce__()
+    made, (metadata, *parts) = pickled
+    of_column: dict[str, list[Any]] = {}
+    for top in schema.fields():
+        count = _fields_below(top)
+        of_column[top.name()], parts = parts[:count], parts[count:]
+    ordered: LanceSchema = made(metadata, *(part for name in names for part in of_column[name]))
+    return ordered
+
+
+def _fields_below(field: Any) -> int:
+    return 1 + sum(map(_fields_below, field.children()))
 
 
 def _change(empty: LanceDataset, changes: Iterable[Change]) -> None:

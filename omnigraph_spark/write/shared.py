@@ -7,6 +7,8 @@ doesn't keep to that. Runs on the driver at the plan; nothing is written.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 
 from omnigraph_spark.errors import SchemaMismatchError, UnsupportedError
@@ -32,19 +34,24 @@ def refuse_schema_change(storage: Storage, what: str) -> None:
         )
 
 
+def stored_order(table_key: str, names: Iterable[str]) -> list[str]:
+    """Return a table's columns in the order that the newer engines' updates go by."""
+    fixed = SYSTEM_COLUMNS[layout.split_table_key(table_key)[0]]
+    return [*fixed, *sorted(name for name in names if name not in fixed)]
+
+
 def check_table(table_key: str, schema: pa.Schema) -> None:
     """Refuse a table that isn't as the newer engines need it, before anything is written to it.
 
     Raises:
         SchemaMismatchError: its columns stand in another order, or `id` is no primary key.
     """
-    fixed = SYSTEM_COLUMNS[layout.split_table_key(table_key)[0]]
-    rest = sorted(name for name in schema.names if name not in fixed)
-    if schema.names != [*fixed, *rest]:
+    wanted = stored_order(table_key, schema.names)
+    if schema.names != wanted:
         raise SchemaMismatchError(
             f"The columns of {table_key} stand in an order in which an engine's update would move"
             " values into other columns",
-            expected=", ".join([*fixed, *rest])[:300],
+            expected=", ".join(wanted)[:300],
             found=", ".join(schema.names)[:300],
             hint="Nothing was written. Load the graph's export into a new graph with the engine",
             table_key=table_key,

@@ -25,6 +25,7 @@ from omnigraph_spark.storage import column_numbers
 from omnigraph_spark.storage.column_numbers import FieldMap
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
+from omnigraph_spark.write import shared
 from omnigraph_spark.write.commit import staged_files
 from omnigraph_spark.write.commit.table_head import (
     Round,
@@ -91,6 +92,14 @@ def add(round_: Round, head: LanceDataset, schema: LanceSchema) -> LanceDataset:
     made = contiguous(made, before, round_.publish_id)
     _faults.point("table.columns_added")
     return made
+
+
+def placed(round_: Round, target: TableTarget, schema: LanceSchema) -> LanceSchema:
+    """Return a table's new schema with its columns where the engines of the graph want them."""
+    if not round_.format.has_identities:
+        return schema
+    names = [field.name() for field in schema.fields()]
+    return column_numbers.in_order(schema, shared.stored_order(target.table_key, names))
 
 
 def fitted(
@@ -165,11 +174,11 @@ def reshaped(round_: Round, target: TableTarget, head: LanceDataset) -> LanceDat
                 column=old,
             )
     before = int(head.version)
-    operation = (
-        _retyped(head, target.retyped)
-        if target.retyped is not None
-        else LanceOperation.Project(column_numbers.changed(head, target.reshaping()))
-    )
+    if target.retyped is not None:
+        operation = _retyped(head, target.retyped)
+    else:
+        schema = placed(round_, target, column_numbers.changed(head, target.reshaping()))
+        operation = LanceOperation.Project(schema)
     made = commit(head, before, operation, round_.publish_id, max_retries=0)
     made = contiguous(made, before, round_.publish_id)
     if target.retyped is not None:
