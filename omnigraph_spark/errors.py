@@ -155,15 +155,18 @@ class ExpectedVersionMismatch(OmnigraphError):
     table_key: str
     actual: int
     _told = re.compile(
-        r"(?P<table_key>\S+) was published .* expected version (?P<expected>\d+) "
+        r"(?P<table_key>\S+) was (?:published|dropped) .* expected version (?P<expected>\d+) "
         r".* found version (?P<actual>\d+)"
     )
 
-    def __init__(self, table_key: str, expected: int, actual: int) -> None:
+    def __init__(
+        self, table_key: str, expected: int, actual: int, made_again: bool = False
+    ) -> None:
+        done = "dropped and made" if made_again else "published"
         super().__init__(
-            f"{table_key} was published again since it was read",
+            f"{table_key} was {done} again since it was read",
             expected=f"version {expected}",
-            found=f"version {actual}",
+            found=f"version {actual}{' of another table' if made_again else ''}",
             hint="Nothing was published. Read the table again, redo the change, and write it again;"
             " to go back to an older version call restore, to write over what was published since "
             "give lastWriterWins=true",

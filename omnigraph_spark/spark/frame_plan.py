@@ -7,7 +7,7 @@ definitions, else to those that the graph has.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -22,14 +22,13 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.history import new_graph, schema_apply
 from omnigraph_spark.manifest import formats
-from omnigraph_spark.manifest.snapshot import Snapshot, load
+from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.read import user_filter
 from omnigraph_spark.schema import column_order
 from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.schema.property_types import EngineType
-from omnigraph_spark.spark import edge_keys, field_metadata, frames, merge_schema, spark_types
-from omnigraph_spark.spark.field_metadata import ReadMark
+from omnigraph_spark.spark import edge_keys, frames, merge_schema, read_marks, spark_types
 from omnigraph_spark.spark.frames import Definitions
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
@@ -40,7 +39,6 @@ from omnigraph_spark.write.plan import (
     DELETE,
     MERGE,
     NO_ROWS,
-    OVERWRITE,
     REPLACE,
     NewTable,
     TableTarget,
@@ -48,7 +46,6 @@ from omnigraph_spark.write.plan import (
     head,
     plan_write,
 )
-from omnigraph_spark.write.reads import ReadFrom
 from omnigraph_spark.write.tasks.routing import Routing
 
 _log = logging.getLogger(__name__)
@@ -271,11 +268,12 @@ def _planned(
         for key in written
     }
     schemas = [schema for schema in (*written.values(), carrier) if schema is not None]
-    marks = _marks(storage, options, schemas)
+    marks = read_marks.of_frames(storage, options, schemas)
     if options.mode in (MERGE, DELETE, REPLACE):
-        plan = plan_write(storage, options, new, reads=_reads(storage, options, marks, written))
+        reads = read_marks.of_rows(storage, options, marks, written, snapshot)
+        plan = plan_write(storage, options, new, reads=reads)
     else:
-        read = _versions_read(storage, options, marks, written)
+        read = read_marks.versions(storage, options, marks, written, snapshot)
         read |= {key: moved[key] for key in read.keys() & moved.keys()}
         plan = plan_write(storage, options, new, read)
     plan = replace(plan, frames=tuple(dict.fromkeys(mark.frame for mark in marks if mark.frame)))
@@ -508,60 +506,3 @@ def _refuse_strangers(schema: StructType, owned: Mapping[str, Mapping[str, str]]
                 hint="Drop the column, cast it, or add the property to a table first",
                 column=field.name,
             )
-
-
-# --- the version that was read -------------------------------------------------------------------
-
-
-def _marks(
-    storage: Storage, options: WriteOptions, schemas: Collection[StructType]
-) -> list[ReadMark]:
-    """Return what the frames say that they were read from, in this graph and on this branch.
-
-    A graph that was moved since has another name, and nothing is expected then.
-    """
-    return [
-        mark
-        for schema in schemas
-        for mark in field_metadata.read_marks(schema)
-        if mark.graph == storage.root and mark.branch == options.branch
-    ]
-
-
-def _versions_read(
-    storage: Storage, options: WriteOptions, marks: Sequence[ReadMark], written: Collection[str]
-) -> dict[str, int]:
-    """Return the table versions that an overwrite's frames were read from.
-
-    The lowest graph version that the fields name counts, for all tables: what replaces a table may
-    be made of any other.
-    """
-    if not marks or options.mode != OVERWRITE or options.last_writer_wins:
-        return {}
-    lowest: ReadMark = min(marks, key=lambda mark: mark.version)
-    snapshot = load(storage, options.branch, lowest.version)
-    return {key: snapshot.version(key) for key in written}
-
-
-def _reads(
-    storage: Storage, options: WriteOptions, marks: Sequence[ReadMark], written: Collection[str]
-) -> dict[str, ReadFrom]:
-    """Return what an upsert's or delete's frames were read from, for tables that they were read of.
-
-    Of several reads of one table the oldest counts, and the writes of all its frames are its own.
-    """
-    found: dict[str, ReadFrom] = {}
-    snapshots: dict[int, Snapshot] = {}
-    for key in written if not options.last_writer_wins else ():
-        of_table = [mark for mark in marks if mark.table_key in (None, key)]
-        if not of_table:
-            continue
-        oldest = min(mark.version for mark in of_table)
-        if oldest not in snapshots:
-            snapshots[oldest] = load(storage, options.branch, oldest)
-        entry = snapshots[oldest].tables.get(key)
-        frames = tuple(mark.frame for mark in of_table if mark.frame)
-        found[key] = ReadFrom(None, 0, frames)
-        if entry is not None:
-            found[key] = ReadFrom(entry.table_branch, entry.table_version, frames)
-    return found

@@ -20,6 +20,7 @@ from omnigraph_spark.errors import (
     StorageError,
     TableNotFoundError,
     UnsupportedError,
+    from_spark,
 )
 from omnigraph_spark.history import schema_apply
 from omnigraph_spark.maintenance.repair import repair
@@ -32,7 +33,7 @@ from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
 from tests.support import branches, graphs
 from tests.support.frames import nothing_written
-from tests.support.plain_writes import rows, save
+from tests.support.plain_writes import read, rows, save
 from tests.support.stores import Store
 from tests.support.writes import Died, die, once, write_options
 
@@ -354,6 +355,35 @@ def test_rows_for_a_table_that_was_made_again_meanwhile_are_refused(
     _faults.disarm()
     assert check_graph(root) == []
     assert rows(root, "node:Firm", "title") == [("x",)]
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "merge", "delete", "whole"])
+def test_a_frame_of_a_table_that_was_made_again_since_it_was_read_is_refused(
+    root: str, mode: str
+) -> None:
+    add_firm(root)
+    asked = {} if mode == "whole" else {"table": "node:Firm"}
+    schema = read(root, **asked)
+    drop_firm(root)
+    save(root, {"title": ["x", "y"]}, table="node:Firm", keys="Firm: title")
+    options = {"writeMode": mode} if mode in ("merge", "delete") else {}
+    given = {"id": ["x"], "title": ["x"]}
+    if mode == "whole":
+        given = {"_table": ["node:Firm"], **given}
+    more = {"overwrite": mode in ("overwrite", "whole"), "schema": schema, **asked, **options}
+    with (
+        nothing_written(root),
+        pytest.raises(ExpectedVersionMismatch, match="dropped and made again") as told,
+    ):
+        save(root, given, **more)
+    assert told.value.table_key == "node:Firm"
+    again = from_spark(RuntimeError(str(told.value)))
+    assert isinstance(again, ExpectedVersionMismatch)
+    assert again.table_key == "node:Firm"
+    save(root, given, **more, lastWriterWins="true")
+    left = {"overwrite": ["x"], "merge": ["x", "y"], "delete": ["y"], "whole": ["x"]}
+    assert [row[0] for row in rows(root, "node:Firm", "title")] == left[mode]
+    assert check_graph(root) == []
 
 
 def test_a_branch_that_was_begun_before_a_change_of_tables_is_not_made(root: str) -> None:
