@@ -50,7 +50,7 @@ class Change:
 
     `commit_id` is a ULID of its own. `expected` are versions that tables must be at. `undo` takes
     the tables that `rows` has changed back where the publish doesn't land; `reshapes` says that it
-    may change some although the text says nothing of it.
+    may change some although the text says nothing of it. `tables` are those that get new versions.
     """
 
     commit_id: str
@@ -62,6 +62,7 @@ class Change:
     renamed: ir2.Renamed | None = None
     undo: Callable[[Snapshot], None] = lambda _: None
     reshapes: bool = False
+    tables: Sequence[str] = ()
 
 
 def add_tables(
@@ -142,7 +143,9 @@ def apply(storage: Storage, change: Change) -> Published:
         RowLevelCasContention, StorageError: as `add_tables`.
         OmnigraphError: what the change's own parts raise.
     """
-    with schema_lock.held(storage, change.commit_id, change.grace_seconds):
+    known = load(storage).tables
+    changed = [known[key] for key in change.tables if key in known]
+    with schema_lock.held(storage, change.commit_id, change.grace_seconds, changed):
         try:
             published, files = _published(storage, change)
         except PublishOutcomeUnknown:
@@ -175,9 +178,9 @@ def _published(storage: Storage, change: Change) -> tuple[Published, tuple[bytes
     changes = change.rows(snapshot, fresh)
     if new_text == text and not changes:
         return Published(snapshot.graph_version, skipped=True), ()
-    _faults.point("schema_apply.tables_made")
     onto = None
     try:
+        _faults.point("schema_apply.tables_made")
         schema_lock.check_held(storage, commit_id)
         if pairs == dict(snapshot.identities):  # nobody can see from the tables what has landed
             onto = schema_record.write(storage, commit_id, change.actor, ir_text, new_ir)

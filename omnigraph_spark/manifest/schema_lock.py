@@ -28,7 +28,7 @@ from omnigraph_spark.errors import (
 from omnigraph_spark.manifest import crash_records, formats, schema_record
 from omnigraph_spark.manifest.crash_records import Heartbeat
 from omnigraph_spark.manifest.rows import OURS
-from omnigraph_spark.manifest.snapshot import branch_names, load, open_main
+from omnigraph_spark.manifest.snapshot import TableEntry, branch_names, load, open_main
 from omnigraph_spark.manifest.writable import fence
 from omnigraph_spark.schema import ir2
 from omnigraph_spark.schema.pg import parse_pg
@@ -46,8 +46,10 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def held(storage: Storage, holder: str, grace_seconds: float) -> Iterator[None]:
-    """Hold the lock; `holder` is a ULID of its own.
+def held(
+    storage: Storage, holder: str, grace_seconds: float, tables: Sequence[TableEntry] = ()
+) -> Iterator[None]:
+    """Hold the lock; `holder` is a ULID of its own, `tables` those that get new versions under it.
 
     It stays after `PublishOutcomeUnknown`, and after a process that dies: `recover` removes it.
 
@@ -61,7 +63,7 @@ def held(storage: Storage, holder: str, grace_seconds: float) -> Iterator[None]:
     crash_records.refuse_foreign(storage, grace_seconds)
     _remove_unlisted(storage, grace_seconds)
     with Heartbeat(storage, holder, grace_seconds) as heartbeat:
-        heartbeat.record(layout.MAIN, (), None)
+        heartbeat.record(layout.MAIN, tables, None)
         try:
             _take(storage, holder)
             _refuse_branches_under(storage, holder)
@@ -185,7 +187,8 @@ def _is_taken(storage: Storage) -> bool:
 def recover(storage: Storage, grace_seconds: float) -> bool:
     """Finish or undo the schema change of a process of ours that died; return whether one had.
 
-    A holder that renews its record within the grace lives.
+    A holder that renews its record within the grace lives. The record of a dead one stays: the
+    next write rolls back the heads of the tables that it names.
 
     Raises:
         RecoveryPendingError: it lives, or what it left fits neither before nor after its change.
@@ -202,7 +205,6 @@ def recover(storage: Storage, grace_seconds: float) -> bool:
     _faults.point("schema_lock.taken_over")
     settle(storage, own)
     release(storage, own)
-    crash_records.delete(storage, holder)
     return True
 
 

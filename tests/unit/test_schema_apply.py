@@ -369,7 +369,7 @@ def test_a_frame_of_a_table_that_was_made_again_since_it_was_read_is_refused(
     options = {"writeMode": mode} if mode in ("merge", "delete") else {}
     given = {"id": ["x"], "title": ["x"]}
     if mode == "whole":
-        given = {"_table": ["node:Firm"], **given}
+        given = {"_table": ["node:Firm"], "name": [None], **given}
     more = {"overwrite": mode in ("overwrite", "whole"), "schema": schema, **asked, **options}
     with (
         nothing_written(root),

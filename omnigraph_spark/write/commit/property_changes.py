@@ -157,6 +157,7 @@ class _Changing:
             renamed=self._renamed,
             undo=self._undo,
             reshapes=True,
+            tables=tuple(plan.targets),
         )
         published = schema_apply.apply(plan.storage, asked)
         done = Committed(self._id, published.graph_version, published.skipped)
