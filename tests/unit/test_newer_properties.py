@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from omnigraph_spark import _faults
 from omnigraph_spark.errors import (
@@ -48,7 +49,9 @@ def root(tmp_path: Path) -> Iterator[str]:
         "age": pa.array([1, 2], pa.int32()),
         "bio": ["b1", "b2"],
     }
-    save(place, columns, table=PERSON, keys="Person: name", types=TYPES, graphFormat="6")
+    never_null = StructType([StructField("age", IntegerType(), nullable=False)])
+    options = {"table": PERSON, "keys": "Person: name", "types": TYPES, "graphFormat": "6"}
+    save(place, columns, schema=never_null, **options)
     yield place
     _faults.disarm()
 
