@@ -329,8 +329,10 @@ def test_a_branch_of_the_engines_goes_on_with_properties_that_changed_here(
     engine.run("branch", "merge", "--uri", str(root), "dev", "--into", "main")
     assert _rows(graph, "node:Person")[0]["bio"] == "B"
     engine.run("branch", "delete", "--uri", str(root), "dev")
-    engine.run("cleanup", str(root), "--keep", "1", "--confirm", "--json")
     _goes_on(engine, graph)
+    rows = _rows(graph, "node:Person")
+    engine.run("cleanup", str(root), "--keep", "1", "--confirm", "--json")
+    assert _rows(graph, "node:Person") == rows
 
 
 BEFORE = (

@@ -215,8 +215,14 @@ def test_rules_follow_a_renamed_property_and_go_with_a_dropped_one(tmp_path: Pat
     assert check_graph(root, moved=True) == []
 
 
-@pytest.mark.parametrize("point", [*BEFORE, *AFTER])
-@pytest.mark.parametrize("change", ALONE)
+DEATHS = (
+    *((add, point) for point in (*BEFORE, *AFTER)),
+    *((one, point) for one in ALONE[1:] for point in (BEFORE[2], BEFORE[-2], AFTER[1])),
+)
+"""One change dies at every step; the others where their table, files and publish are made."""
+
+
+@pytest.mark.parametrize(("change", "point"), DEATHS)
 def test_a_change_whose_process_dies_is_all_there_or_not_at_all_after_the_next_write(
     root: str, change: Callable[[str], Any], point: str
 ) -> None:
