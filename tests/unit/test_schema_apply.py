@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import lance
 import pytest
@@ -367,7 +368,7 @@ def test_a_frame_of_a_table_that_was_made_again_since_it_was_read_is_refused(
     drop_firm(root)
     save(root, {"title": ["x", "y"]}, table="node:Firm", keys="Firm: title")
     options = {"writeMode": mode} if mode in ("merge", "delete") else {}
-    given = {"id": ["x"], "title": ["x"]}
+    given: dict[str, Any] = {"id": ["x"], "title": ["x"]}
     if mode == "whole":
         given = {"_table": ["node:Firm"], "name": [None], **given}
     more = {"overwrite": mode in ("overwrite", "whole"), "schema": schema, **asked, **options}
