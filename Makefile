@@ -100,6 +100,7 @@ bench: $(VENV)/.ready  ## measure beside Parquet, pylance and the API's own ceil
 	$(call in_venv,$(VENV)) benchmarks/upsert.py
 	$(call in_venv,$(VENV)) benchmarks/maintenance.py
 	$(call in_venv,$(VENV)) benchmarks/streams.py --batches 1000
+	$(call in_venv,$(VENV)) benchmarks/requests.py
 
 chaos: $(VENV)/.ready  ## kill writers and break stores; ARGS=--mutations plants bugs, ARGS=--large
 	$(call in_venv,$(VENV)) -m tests.chaos $(ARGS)

@@ -151,6 +151,9 @@ OPTIONS: tuple[Option, ...] = (
            "the form of a graph that the write makes: `2`, or `6`, that of engine 0.9; without it"
            " `2`. A graph that is there keeps its form"),
     Option("actor", text, None, (WRITE,), "who made the commit, recorded with it"),
+    Option("recordRuns", boolean, "false", (WRITE,),
+           "record when writes begin and how they end, for the metadata frame `runs` (graphs of"
+           " engine 0.6); two more commits each"),
     Option("userMetadata", any_text, None, (WRITE,), "free text recorded with the commit"),
     Option("txnAppId", text, None, (WRITE,),
            "with `txnVersion`: the write is skipped if its tables already have this or a higher"
@@ -393,6 +396,7 @@ class WriteOptions:
     commit_retries: int
     commit_timeout_seconds: float
     orphan_grace_seconds: float
+    record_runs: bool
     max_rows_per_file: int
     max_bytes_per_file: int
     optimize_every: int | None
@@ -460,6 +464,7 @@ class WriteOptions:
             commit_retries=parsed.get("commitRetries"),
             commit_timeout_seconds=parsed.get("commitTimeoutSeconds"),
             orphan_grace_seconds=parsed.get("orphanGraceSeconds"),
+            record_runs=parsed.get("recordRuns"),
             max_rows_per_file=parsed.get("maxRowsPerFile"),
             max_bytes_per_file=parsed.get("maxBytesPerFile"),
             optimize_every=parsed.get("optimizeEvery"),

@@ -17,7 +17,7 @@ from omnigraph_spark.errors import OmnigraphError, UnsupportedError, VersionNotF
 from omnigraph_spark.history import runs
 from omnigraph_spark.maintenance import logs, moved
 from omnigraph_spark.manifest import crash_records, formats, known_types, migrations
-from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load, open_main
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, forget, load, open_main
 from omnigraph_spark.refs import branches as branches_
 from omnigraph_spark.refs import forks, property_files, ref_files, refs, tags
 from omnigraph_spark.schema.model import EngineSchema
@@ -106,6 +106,7 @@ def check(storage: Storage) -> list[Finding]:
         GraphNotFoundError: no graph is there.
         StorageError: the store failed at the graph's root.
     """
+    forget(storage)
     manifest = open_main(storage)
     found: list[Finding] = []
     try:

@@ -35,7 +35,7 @@ from omnigraph_spark.manifest.rows import (
     VERSION,
     fit,
 )
-from omnigraph_spark.storage import layout
+from omnigraph_spark.storage import layout, store
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.storage.layout import Identity
 from omnigraph_spark.storage.store import Storage
@@ -403,41 +403,69 @@ def load(storage: Storage, branch: str = layout.MAIN, version: int | None = None
 
 
 _BIG_ROWS = 1024
+_ADDRESS = "_rowaddr"
 _MOST_BYTES = 64 << 20
+_MOST_FRAGMENTS = 1024
 
-_kept: OrderedDict[str, pa.Table] = OrderedDict()
+_kept: OrderedDict[str, tuple[pa.Table, int]] = OrderedDict()
 _lock = threading.Lock()
+
+
+def forget(storage: Storage) -> None:
+    """Let the next reads of a graph fetch everything from the store: for those who look for damage.
+
+    Otherwise a process has what it once read of files that never change, whatever became of them.
+    """
+    store.forget(storage)
+    with _lock:
+        _kept.clear()
 
 
 def read_all(manifest: LanceDataset) -> pa.Table:
     """Return all rows in the columns known here, big fragments first; untranslated errors.
 
-    Rows of small fragments come in one piece: a fold over many pieces takes twice as long.
+    A fragment's rows are read once per process. Those of small fragments come in one piece: a fold
+    over many pieces takes twice as long.
     """
-    small, tables = [], []
-    for fragment in manifest.get_fragments():
-        if fragment.metadata.num_rows < _BIG_ROWS:
-            small.append(fragment)
-        else:
-            tables.append(_big(manifest, fragment))
+    fragments = {_name(manifest, one): one for one in manifest.get_fragments()}
+    with _lock:
+        found = {name: _kept[name][0] for name in fragments if name in _kept}
+        for name in found:
+            _kept.move_to_end(name)
+    new = {name: one for name, one in fragments.items() if name not in found}
+    big = {name: one for name, one in new.items() if one.metadata.num_rows >= _BIG_ROWS}
+    read = {name: _scan(manifest, [one]) for name, one in big.items()}
+    read |= _small(manifest, {name: one for name, one in new.items() if name not in big})
+    _keep(read)
+    found |= read
+    tables = [found[name] for name, one in fragments.items() if one.metadata.num_rows >= _BIG_ROWS]
+    small = [found[name] for name, one in fragments.items() if one.metadata.num_rows < _BIG_ROWS]
     if small or not tables:
-        tables.append(_scan(manifest, small))
+        tables.append(pa.concat_tables(small or [_scan(manifest, [])]).combine_chunks())
     return identities.named(pa.concat_tables(tables))
 
 
-def _big(manifest: LanceDataset, fragment: Any) -> pa.Table:
-    key = _name(manifest, fragment)
+def _small(manifest: LanceDataset, fragments: Mapping[str, Any]) -> dict[str, pa.Table]:
+    """Read small fragments in one scan, and return the rows of each."""
+    if len(fragments) < 2:
+        return {name: _scan(manifest, [one]) for name, one in fragments.items()}
+    rows = _scan(manifest, [*fragments.values()], addressed=True)
+    ids = pc.shift_right(rows[_ADDRESS], pa.scalar(32, pa.uint64()))
+    rows = rows.drop_columns([_ADDRESS])
+    return {
+        name: rows.filter(pc.equal(ids, one.fragment_id)).combine_chunks()
+        for name, one in fragments.items()
+    }
+
+
+def _keep(read: Mapping[str, pa.Table]) -> None:
+    if not read:
+        return
     with _lock:
-        found = _kept.get(key)
-        if found is not None:
-            _kept.move_to_end(key)
-            return found
-    rows = _scan(manifest, [fragment])
-    with _lock:
-        _kept[key] = rows
-        while sum(kept.nbytes for kept in _kept.values()) > _MOST_BYTES:
-            _kept.popitem(last=False)
-    return rows
+        _kept.update({name: (rows, rows.nbytes) for name, rows in read.items()})
+        size = sum(each for _, each in _kept.values())
+        while size > _MOST_BYTES or len(_kept) > _MOST_FRAGMENTS:
+            size -= _kept.popitem(last=False)[1][1]
 
 
 def _name(manifest: LanceDataset, fragment: Any) -> str:
@@ -446,9 +474,16 @@ def _name(manifest: LanceDataset, fragment: Any) -> str:
     return json.dumps([columns, fragment.metadata.to_json()])
 
 
-def _scan(manifest: LanceDataset, fragments: list[Any]) -> pa.Table:
+def _scan(manifest: LanceDataset, fragments: list[Any], *, addressed: bool = False) -> pa.Table:
+    """Read fragments, with the addresses of their rows as the last column if they are wanted."""
     wide = identities.has_identities(manifest.schema.empty_table())
     names = (IDENTITY_SCHEMA if wide else MANIFEST_SCHEMA).names
     if not fragments:
         return fit(manifest.schema.empty_table())
-    return fit(manifest.scanner(columns=names, fragments=fragments).to_table()).combine_chunks()
+    rows = manifest.scanner(
+        columns=names, fragments=fragments, with_row_address=addressed
+    ).to_table()
+    fitted = fit(rows)
+    if addressed:
+        fitted = fitted.append_column(_ADDRESS, rows[_ADDRESS])
+    return fitted.combine_chunks()

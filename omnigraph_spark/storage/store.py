@@ -11,6 +11,8 @@ import json
 import logging
 import os
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,6 +35,8 @@ _log = logging.getLogger(__name__)
 _OBJECT_SCHEMES = ("s3", "s3+ddb", "gs", "az", "abfss")
 _DATA_STORAGE_VERSION = "2.2"
 _DELETED_AT_ONCE = 1000
+_KEPT_BYTES = 64 << 20
+_MOST_SESSIONS = 16
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 _CLIENT_OPTIONS = frozenset(
     {
@@ -126,7 +130,12 @@ class Storage:
             import lance
 
             keep_loaded_modules()
-            return lance.dataset(uri, version=version, storage_options=self.lance_options())
+            return lance.dataset(
+                uri,
+                version=version,
+                storage_options=self.lance_options(),
+                session=_session(self) if location in layout.OWN_DATASETS else None,
+            )
 
     def create_dataset(
         self, location: str, rows: pa.Table, *, stable_row_ids: bool = True
@@ -375,6 +384,37 @@ class Storage:
 
     def _objects(self) -> Any:
         return _object_store(self)
+
+
+_sessions: OrderedDict[Storage, Any] = OrderedDict()
+_sessions_lock = threading.Lock()
+
+
+def _session(storage: Storage) -> Any:
+    """Return what keeps the content of a graph's own datasets that this process has read.
+
+    Whoever opens one again asks the store which version is the newest, each time; what a version
+    holds never changes, and is fetched once. Lance keys it by the store's tag of the version file
+    and by file names that are given once, so a dataset that was made again is another one. Tables
+    are opened without: their row ids and indices would be kept by numbers.
+    """
+    from lance import Session  # type: ignore[attr-defined]
+
+    with _sessions_lock:
+        if storage not in _sessions:
+            _sessions[storage] = Session(
+                index_cache_size_bytes=1 << 20, metadata_cache_size_bytes=_KEPT_BYTES
+            )
+        _sessions.move_to_end(storage)
+        while len(_sessions) > _MOST_SESSIONS:
+            _sessions.popitem(last=False)
+        return _sessions[storage]
+
+
+def forget(storage: Storage) -> None:
+    """Forget what this process has read of a graph's own datasets."""
+    with _sessions_lock:
+        _sessions.pop(storage, None)
 
 
 @lru_cache(maxsize=64)

@@ -150,6 +150,7 @@ class Settings:
     max_bytes_per_file: int = 90 << 30
     exact: bool = False
     """Whether a value that its column can't hold as it is is refused (`storeAssignment`)."""
+    record_runs: bool = False
 
     @classmethod
     def of(cls, options: WriteOptions) -> Settings:
@@ -161,6 +162,7 @@ class Settings:
             options.max_rows_per_file,
             options.max_bytes_per_file,
             options.exact,
+            options.record_runs,
         )
 
 

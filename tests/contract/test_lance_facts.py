@@ -818,3 +818,37 @@ def test_an_unknown_outcome_is_told_from_a_conflict_by_its_text() -> None:
     """Lance's sentence when a store stays dark; forced with a store in the fault tests."""
     error = OSError("Commit result for version 7 is unknown: error sending request")
     assert outcome_of(error) is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize("stable", [False, True])
+def test_a_session_takes_a_dataset_that_was_made_again_for_another_one(
+    tmp_path: Path, stable: bool
+) -> None:
+    """Same place, same version numbers, other files: what is kept is kept by the files' tags."""
+    session = lance.Session()  # type: ignore[attr-defined]
+    seen = []
+    for value in ("a", "b"):
+        shutil.rmtree(tmp_path / "t", ignore_errors=True)
+        made = created(tmp_path / "t", rows(value, "x"), enable_stable_row_ids=stable)
+        lance.write_dataset(rows(f"{value}2"), made, mode="append")
+        there = lance.dataset(made.uri, session=session)
+        alone = lance.dataset(made.uri)
+        assert there.version == alone.version == 2
+        assert there.to_table(with_row_id=True) == alone.to_table(with_row_id=True)
+        older = there.checkout_version(1)
+        assert older.to_table() == rows(value, "x")
+        seen.append(there.read_transaction(2).uuid)
+        assert seen[-1] == alone.read_transaction(2).uuid
+    assert seen[0] != seen[1]
+
+
+def test_a_session_hides_no_version_of_another_writer(tmp_path: Path) -> None:
+    session = lance.Session()  # type: ignore[attr-defined]
+    uri = created(tmp_path / "t", rows("a")).uri
+    assert lance.dataset(uri, session=session).version == 1
+    lance.write_dataset(rows("b"), uri, mode="append")
+    assert lance.dataset(uri, session=session).version == 2
+    os.remove(next(path for path in (tmp_path / "t/_versions").iterdir() if "614" in path.name))
+    with pytest.raises((OSError, ValueError)) as caught:
+        lance.dataset(uri, version=1, session=session)
+    assert outcome_of(caught.value) is Outcome.NOT_FOUND

@@ -155,7 +155,7 @@ def test_each_step_of_a_long_call_has_its_description_in_sparks_ui(
     spark.sparkContext.setJobDescription("mine")
     for part in ("a", "b"):
         one = spark.sql(f"SELECT '{part}' AS id, 1 AS n")
-        graph.write({"node:A": one, "node:B": one})
+        graph.write({"node:A": one, "node:B": one}, recordRuns=True)
     graph.create_branch("dev")
     graph.write({"node:A": spark.sql("SELECT 'c' AS id, 2 AS n")}, branch="dev")
     graph.write({"node:A": spark.sql("SELECT 'd' AS id, 2 AS n")})

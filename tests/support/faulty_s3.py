@@ -29,6 +29,7 @@ class Proxy:
         assert parts.port is not None
         self.server = (parts.hostname, parts.port)
         self.endpoint = ""
+        self.requests = 0
         self.refused = 0
         self._starts: Starts | None = None
         self._seconds = 0.0
@@ -58,6 +59,7 @@ class Proxy:
     def done(self, method: str, path: str, status: int) -> bool:
         """Note a request that the server did; returns whether its answer is lost."""
         with self._lock:
+            self.requests += 1
             if self._starts is None or status >= 300 or not self._starts(method, path):
                 return False
             self._starts = None

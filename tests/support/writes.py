@@ -188,13 +188,15 @@ def die() -> None:
     raise Died
 
 
-def write_and_die(storage: Storage, point: str, rows: Rows, mode: str = "append") -> WritePlan:
+def write_and_die(
+    storage: Storage, point: str, rows: Rows, mode: str = "append", **more: str
+) -> WritePlan:
     """Write up to a fault point and die there; returns the plan of the dead write."""
     import contextlib
 
     from omnigraph_spark import _faults
 
-    planned = plan(storage, list(rows), mode)
+    planned = plan(storage, list(rows), mode, **more)
     staged = stage_rows(planned, rows)
     _faults.arm(point, die)
     with contextlib.suppress(Died):

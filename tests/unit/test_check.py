@@ -91,7 +91,8 @@ def test_a_path_without_a_graph_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_dead_write_is_rolled_back_as_a_whole(graph: Storage) -> None:
-    dead = writes.write_and_die(graph, "commit.table_2", {key: ["dead"] for key in ALL})
+    dead_rows = {key: ["dead"] for key in ALL}
+    dead = writes.write_and_die(graph, "commit.table_2", dead_rows, recordRuns="true")
     age(graph, crash_records.path_of(dead.publish_id))
     assert_mended(graph, checks.CRASH_RECORD, checks.UNPUBLISHED_HEAD)
     assert [ids(graph, key) for key in ALL] == [["first"]] * 3
@@ -123,7 +124,7 @@ def test_an_orphan_without_a_record_is_restored_after_the_grace(graph: Storage) 
 @pytest.mark.parametrize("published", [True, False])
 def test_a_run_whose_record_the_engine_took_away_is_ended(graph: Storage, published: bool) -> None:
     point = "commit.after_publish" if published else "commit.before_table"
-    dead = writes.write_and_die(graph, point, {PERSON: ["dead"]})
+    dead = writes.write_and_die(graph, point, {PERSON: ["dead"]}, recordRuns="true")
     crash_records.delete(graph, dead.publish_id)
     expected = [checks.RUNNING_RUN, *([checks.MISSING_LINEAGE] if published else [])]
     assert_mended(graph, *expected)

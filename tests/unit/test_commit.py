@@ -184,7 +184,7 @@ def test_an_overwrite_keeps_the_schema_and_builds_the_indices_again(tmp_path: Pa
 
 def test_actor_and_user_metadata_are_recorded_with_the_commit(graph: Storage) -> None:
     text = 'é "quoted" \\ {"publish_id":"01ARZ3NDEKTSV4RRFFQ69G5FAV"} \n'
-    done = writes.write(graph, {PERSON: ["b"]}, actor="me", userMetadata=text)
+    done = writes.write(graph, {PERSON: ["b"]}, actor="me", userMetadata=text, recordRuns="true")
     ours = load(graph).entry(PERSON).ours
     assert (ours["publish_id"], ours["actor"], ours["mode"]) == (done.publish_id, "me", "append")
     assert ours["user_metadata"] == text
@@ -758,7 +758,8 @@ DEATHS = (
 def test_the_next_write_repairs_what_a_dead_one_left_without_a_manual_step(
     graph: Storage, point: str, mode: str
 ) -> None:
-    dead = writes.write_and_die(graph, point, {key: ["dead"] for key in ALL})
+    rows = {key: ["dead"] for key in ALL}
+    dead = writes.write_and_die(graph, point, rows, recordRuns="true")
     published = DEATHS.index(point) >= DEATHS.index("commit.after_publish")
     assert records(graph) == [dead.publish_id]
     age(graph, dead.publish_id)
@@ -865,11 +866,17 @@ def test_records_that_vanish_or_come_back_are_no_error(graph: Storage) -> None:
     assert records(graph) == []
 
 
+def test_no_run_is_recorded_unless_it_is_asked_for(graph: Storage) -> None:
+    done = writes.write(graph, {PERSON: ["b"]})
+    assert statuses(graph, done.publish_id) == []
+    assert not graph.has_dataset(layout.GRAPH_RUNS)
+
+
 def test_what_a_failed_write_could_not_put_back_keeps_its_record(graph: Storage) -> None:
     """Without it the engine's next insert would adopt the head."""
     _faults.arm("commit.before_publish", "raise")
     _faults.arm("table.before_restore", "raise")
-    planned = writes.plan(graph, [PERSON])
+    planned = writes.plan(graph, [PERSON], recordRuns="true")
     with pytest.raises(StorageError, match="before_publish"):
         commit(planned, writes.stage_rows(planned, {PERSON: ["failed"]}))
     _faults.disarm()

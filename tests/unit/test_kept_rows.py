@@ -66,9 +66,9 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     scan: Callable[..., pa.Table] = snapshot._scan
 
-    def counted(manifest: lance.LanceDataset, fragments: list[Any]) -> pa.Table:
+    def counted(manifest: lance.LanceDataset, fragments: list[Any], **more: bool) -> pa.Table:
         seen.append(len(fragments))
-        return scan(manifest, fragments)
+        return scan(manifest, fragments, **more)
 
     monkeypatch.setattr(snapshot, "_scan", counted)
     return seen
@@ -81,6 +81,19 @@ def test_a_big_fragment_is_read_once(
     assert in_order(read_rows(manifest)) == fresh(manifest)
     assert in_order(read_rows(lance.dataset(manifest.uri))) == fresh(manifest)
     assert seen == [1]
+
+
+def test_a_publish_lets_only_the_fragments_be_read_that_it_changed(
+    manifest: lance.LanceDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(11, 15):
+        publish(manifest, number)
+    read_rows(manifest)
+    seen = scans(monkeypatch)
+    publish(manifest, 15)  # a fragment of its own, and a deletion where the guard was before
+    assert in_order(read_rows(manifest)) == fresh(manifest)
+    assert in_order(read_rows(lance.dataset(manifest.uri))) == fresh(manifest)
+    assert seen == [2]
 
 
 def test_the_rows_are_the_versions_own_after_every_kind_of_change(

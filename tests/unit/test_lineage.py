@@ -189,8 +189,9 @@ def test_a_store_that_does_not_answer_is_no_damage(
 
 
 def test_a_registry_of_runs_that_is_damaged_is_made_again(graph: Storage) -> None:
+    write(graph, {PERSON: ["before"]}, recordRuns="true")
     emptied(newest(graph, layout.GRAPH_RUNS))
-    write(graph, {PERSON: ["after"]})
+    write(graph, {PERSON: ["after"]}, recordRuns="true")
     actions = repair.repair(graph, dry_run=False, grace_seconds=0.05)
     assert (checks.DAMAGED_LOG, True) in {(a.kind, a.done) for a in actions}
     assert checks.check(graph) == []

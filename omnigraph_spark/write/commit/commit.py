@@ -122,7 +122,9 @@ def commit(plan: WritePlan, staged: Iterable[StagedTable]) -> Committed:
     by_table = _by_table(plan, staged)
     updates.refuse_doubles(plan, by_table)
     touched = _touched(plan, by_table)
-    if layout.lance_branch(plan.branch) is None:
+    # A graph with published tables is a whole one.
+    is_there = any(target.version for target in plan.targets.values())
+    if layout.lance_branch(plan.branch) is None and not is_there:
         init.init_graph(plan.storage)
     if not touched and not plan.dropped and plan.mode != REPLACE:
         version = load(plan.storage, plan.branch).graph_version
@@ -209,7 +211,7 @@ class _Write:
         )
         self._check = CommitCheck(plan, by_table)
         self._schema = EngineSchema()
-        self._run_started = False
+        self._has_begun = False
         self._tables_tried = False
         self._followed: dict[str, int] = {}
 
@@ -288,7 +290,7 @@ class _Write:
         if not self._is_matched(snapshot, rows):
             return Published(version, skipped=True)
         plan = self._plan
-        if not self._run_started:  # in later rounds `resolve_dead` sees them
+        if not self._has_begun:  # in later rounds `resolve_dead` sees them
             crash_records.refuse_foreign(plan.storage, plan.settings.orphan_grace_seconds)
         branch = layout.lance_branch(plan.branch)
         entries = [
@@ -494,10 +496,12 @@ class _Write:
         return self._holds(key, self._plan.expected[key], found, rows)
 
     def _start_run(self, version: int) -> None:
-        if self._run_started:
+        if self._has_begun:
             return
-        self._run_started = True
+        self._has_begun = True
         plan = self._plan
+        if not plan.settings.record_runs:
+            return
         head = None
         try:
             head = commits.head(plan.storage, plan.branch)
@@ -530,7 +534,7 @@ class _Write:
                     plan.branch_identifier,
                 )
             )
-        if self._run_started:
+        if self._has_begun and plan.settings.record_runs:
             self._tidy(
                 lambda: runs.finish_run(
                     plan.storage, plan.publish_id, runs.PUBLISHED, plan.publish_id
@@ -545,7 +549,7 @@ class _Write:
 
     def _failed(self, heartbeat: Heartbeat) -> None:
         """Clean up after a definite failure; the tables were put back by the round that failed."""
-        if self._run_started:
+        if self._has_begun and self._plan.settings.record_runs:
             runs.finish_run(self._plan.storage, self._plan.publish_id, "failed", None)
         if self._is_put_back():
             self._tidy(heartbeat.remove)
