@@ -20,6 +20,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,12 +34,19 @@ from omnigraph_spark.history.publishes import (
     publishes_between,
 )
 from omnigraph_spark.manifest import formats, lineage
-from omnigraph_spark.manifest.snapshot import open_main, open_manifest, read_rows
-from omnigraph_spark.manifest.writable import branch_identifier
+from omnigraph_spark.manifest.snapshot import branch_ref, open_manifest, read_rows
 from omnigraph_spark.storage import append_log, layout
 from omnigraph_spark.storage.append_log import AppendLog
-from omnigraph_spark.storage.lance_errors import Outcome, outcome_of, translated
+from omnigraph_spark.storage.lance_errors import (
+    DatasetNotFoundError,
+    Outcome,
+    outcome_of,
+    translated,
+)
 from omnigraph_spark.storage.store import Storage
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
 
 COMMITS = AppendLog(
     layout.GRAPH_COMMITS,
@@ -152,9 +160,8 @@ def record(
     """
     if formats.of_graph(storage).has_lineage:
         return
-    if layout.lance_branch(branch) is not None:
-        _ensure_branch(storage, branch)
-    near = _near(storage, branch, own.graph_version)
+    log = _opened(storage, branch)
+    near = _near(storage, branch, own.graph_version, log)
     there = any(
         commit.graph_commit_id == own.publish_id
         and commit.merged_parent_commit_id == own.merged_parent
@@ -174,14 +181,14 @@ def record(
     if noted and _is_other(storage, branch, identifier):
         return
     rows = _rows(_chained(branch, publishes, previous))
-    append_log.append(storage, COMMITS, rows, layout.lance_branch(branch))
+    append_log.append(storage, COMMITS, rows, layout.lance_branch(branch), log)
 
 
-def _near(storage: Storage, branch: str, version: int) -> list[Commit]:
+def _near(storage: Storage, branch: str, version: int, log: LanceDataset | None) -> list[Commit]:
     """Return a branch's own commits of `version` and of the last version with a row below it."""
     found: list[Commit] = []
     for newest in (_NEAR_ROWS, None):
-        rows = _own_rows(storage, branch, newest)
+        rows = _own_rows(storage, branch, newest, log)
         below = pc.max(rows.filter(pc.less(rows["manifest_version"], version))["manifest_version"])
         wanted = pa.array([version, below.as_py()], pa.uint64())
         found = _commits(rows.filter(pc.is_in(rows["manifest_version"], wanted)))
@@ -241,7 +248,7 @@ def _after(previous: Commit | None, moment: datetime) -> datetime:
 
 def _is_other(storage: Storage, branch: str, identifier: str | None) -> bool:
     """Return whether a branch isn't the one that was published to, but another of its name."""
-    if identifier is None or branch_identifier(open_main(storage), branch) == identifier:
+    if identifier is None or branch_ref(storage, branch).identifier == identifier:
         return False
     _log.warning("branch %s was made again: a commit of the one before gets no row", branch)
     return True
@@ -263,10 +270,22 @@ def _note_actors(storage: Storage, publishes: list[PublishedVersion]) -> bool:
     return bool(actors)
 
 
-def _ensure_branch(storage: Storage, branch: str) -> None:
-    """Make the Lance branch that a graph branch's own rows go to, if it isn't there."""
-    if storage.has_dataset(COMMITS.location, branch):
-        return
+def _opened(storage: Storage, branch: str) -> LanceDataset | None:
+    """Open the log that a branch's own rows go to, for reading and appending.
+
+    The Lance branch of a graph branch is made if it isn't there; None where it was, or where there
+    is no log yet.
+    """
+    try:
+        with append_log.naming_repair(COMMITS.location):
+            return storage.dataset(COMMITS.location, branch)
+    except DatasetNotFoundError:
+        if layout.lance_branch(branch) is not None:
+            _make_branch(storage, branch)
+    return None
+
+
+def _make_branch(storage: Storage, branch: str) -> None:
     fork = fork_of(storage, branch)
     name = layout.lance_branch(branch)
     if fork is None or name is None:
@@ -314,7 +333,9 @@ def head(storage: Storage, branch: str = layout.MAIN) -> Commit | None:
     return commits[-1] if commits else None
 
 
-def read_commits(storage: Storage, branch: str = layout.MAIN) -> list[Commit]:
+def read_commits(
+    storage: Storage, branch: str = layout.MAIN, *, actors: bool = True
+) -> list[Commit]:
     """Return a branch's lineage, inherited commits first, one per version, by version.
 
     Runs on the driver; reads each ancestor's log once. A graph without a lineage has an empty one.
@@ -332,12 +353,13 @@ def read_commits(storage: Storage, branch: str = layout.MAIN) -> list[Commit]:
         fork = fork_of(storage, name)
         raw += [c for c in _own(storage, name) if limit is None or c.manifest_version <= limit]
         if fork is None:
-            return _with_actors(storage, _in_line(_chosen(raw)))
+            line = _in_line(_chosen(raw))
+            return _with_actors(storage, line) if actors else line
         limit = fork.version
         name = fork.parent
 
 
-def complete(storage: Storage, branch: str, version: int) -> list[Commit]:
+def complete(storage: Storage, branch: str, version: int, *, actors: bool = True) -> list[Commit]:
     """Return a branch's lineage up to a version, with the publishes that have no row yet.
 
     Writes nothing. A publish is without a row only as long as nobody published after a writer that
@@ -347,7 +369,7 @@ def complete(storage: Storage, branch: str, version: int) -> list[Commit]:
         BranchNotFoundError: the graph has no such branch.
         StorageError: the store failed.
     """
-    known = read_commits(storage, branch)
+    known = read_commits(storage, branch, actors=actors)
     if formats.of_graph(storage).has_lineage:
         return [one for one in known if one.manifest_version <= version]
     return _filled(storage, branch, version, known)
@@ -456,10 +478,15 @@ def _later(commits: list[Commit]) -> list[Commit]:
     return line
 
 
-def _own_rows(storage: Storage, branch: str, newest: int | None = None) -> pa.Table:
+def _own_rows(
+    storage: Storage,
+    branch: str,
+    newest: int | None = None,
+    log: LanceDataset | None = None,
+) -> pa.Table:
     """Return the rows of the commits that were made on a branch itself."""
     name = layout.lance_branch(branch)
-    rows = append_log.read(storage, COMMITS, name, newest)
+    rows = append_log.read(storage, COMMITS, name, newest, log)
     if rows is None:
         return COMMITS.schema.empty_table()
     branches = pc.fill_null(rows["manifest_branch"], layout.MAIN)

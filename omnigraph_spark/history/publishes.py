@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omnigraph_spark.errors import BranchNotFoundError
+from omnigraph_spark.errors import GraphNotFoundError
 from omnigraph_spark.manifest.rows import OURS, TOMBSTONE, VERSION
+from omnigraph_spark.manifest.snapshot import branch_ref
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import ulid_from
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
@@ -71,22 +72,13 @@ def fork_of(storage: Storage, branch: str) -> Fork | None:
         BranchNotFoundError: the graph has no such branch.
         StorageError: the store failed.
     """
-    name = layout.lance_branch(branch)
-    if name is None:
+    if layout.lance_branch(branch) is None:
         return None
     try:
-        manifest = storage.dataset(layout.MANIFEST)
-    except DatasetNotFoundError:
+        found = branch_ref(storage, branch)
+    except GraphNotFoundError:
         return None
-    with translated(f"Listing the branches of {layout.MANIFEST}"):
-        branches = manifest.branches.list()
-    if name not in branches:
-        raise BranchNotFoundError(
-            f"The graph has no branch {name[:80]!r}",
-            expected=", ".join([layout.MAIN, *sorted(branches)][:60]),
-        )
-    found = branches[name]
-    return Fork(found["parent_branch"] or layout.MAIN, int(found["parent_version"]))
+    return Fork(found.parent, found.parent_version)
 
 
 def branch_names(storage: Storage) -> list[str]:

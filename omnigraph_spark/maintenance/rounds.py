@@ -29,8 +29,16 @@ from omnigraph_spark.maintenance.prepared import Prepared, Stale
 from omnigraph_spark.manifest import crash_records, migrations
 from omnigraph_spark.manifest.crash_records import Heartbeat
 from omnigraph_spark.manifest.publisher import Publish, Published, found_in, has_publish, publish
-from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, load, open_main, read_rows
-from omnigraph_spark.manifest.writable import branch_identifier, open_for_writing
+from omnigraph_spark.manifest.snapshot import (
+    Snapshot,
+    TableEntry,
+    branch_ref,
+    fold,
+    load,
+    open_main,
+    read_rows,
+)
+from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.refs import forks
 from omnigraph_spark.storage import backoff, layout
 from omnigraph_spark.storage.ids import new_ulid
@@ -121,9 +129,7 @@ class _Maintenance:
             lambda: load(self.storage, self.branch),
         )
         own = layout.lance_branch(self.branch)
-        self.identifier = (
-            None if own is None else branch_identifier(open_main(self.storage), self.branch)
-        )
+        self.identifier = None if own is None else branch_ref(self.storage, self.branch).identifier
 
     def run(self, heartbeat: Heartbeat) -> Maintained:
         """Retry until published, nothing to do, or out of time."""

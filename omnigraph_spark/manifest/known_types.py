@@ -27,9 +27,8 @@ from omnigraph_spark.manifest.snapshot import (
     Snapshot,
     TableEntry,
     fold,
-    head_version,
     highest_of,
-    open_manifest,
+    open_at,
     read_rows,
 )
 from omnigraph_spark.schema.model import EdgeType, EngineSchema, NodeType, with_lost
@@ -84,8 +83,8 @@ def load_with_types(storage: Storage, branch: str, version: int | None = None) -
     Raises:
         OmnigraphError: as `snapshot.load`.
     """
-    pinned = head_version(storage, branch) if version is None else version
-    rows = read_rows(open_manifest(storage, branch, pinned))
+    manifest, pinned = open_at(storage, branch, version)
+    rows = read_rows(manifest)
     return with_types(fold(rows, branch, pinned), rows)
 
 

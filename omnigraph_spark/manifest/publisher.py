@@ -43,8 +43,8 @@ from omnigraph_spark.manifest.rows import (
     to_arrow,
 )
 from omnigraph_spark.manifest.schema_record import Onto
-from omnigraph_spark.manifest.snapshot import Snapshot, fold, open_main, open_manifest, read_rows
-from omnigraph_spark.manifest.writable import branch_identifier, open_for_writing, take_back
+from omnigraph_spark.manifest.snapshot import Snapshot, branch_ref, fold, open_manifest, read_rows
+from omnigraph_spark.manifest.writable import open_for_writing, take_back
 from omnigraph_spark.storage import backoff, layout
 from omnigraph_spark.storage.lance_errors import (
     DatasetNotFoundError,
@@ -114,8 +114,10 @@ class Published:
     skipped: bool = False
 
 
-def publish(storage: Storage, request: Publish) -> Published:
+def publish(storage: Storage, request: Publish, opened: LanceDataset | None = None) -> Published:
     """Publish `request` on its branch, at most `1 + retries` attempts, each from a fresh snapshot.
+
+    `opened` is the branch's `__manifest` where the caller has it open for writing.
 
     Raises:
         ExpectedVersionMismatch: a table isn't where the caller expects it; nothing was published.
@@ -129,7 +131,7 @@ def publish(storage: Storage, request: Publish) -> Published:
     attempt = _Attempts(request)
     while True:
         try:
-            done = _once(storage, request, attempt)
+            done = _once(storage, request, attempt, opened)
         except OmnigraphError as error:
             final = attempt.ended(error)
             if final is error:
@@ -137,6 +139,7 @@ def publish(storage: Storage, request: Publish) -> Published:
             raise final from error
         if done is not None:
             return done
+        opened = None
         attempt.pause()
 
 
@@ -189,10 +192,15 @@ class _Attempts:
         backoff.growing(self._made, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
 
 
-def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published | None:
+def _once(
+    storage: Storage, request: Publish, attempt: _Attempts, opened: LanceDataset | None
+) -> Published | None:
     """Do one attempt; None where it lost and another is allowed."""
-    manifest = open_for_writing(storage, request.branch, request.branch_identifier)
-    opened = time.monotonic()
+    # Whoever publishes has looked at the stamp of `main`.
+    manifest = open_for_writing(
+        storage, request.branch, request.branch_identifier, main_too=False, opened=opened
+    )
+    began = time.monotonic()
     rows = read_rows(manifest)
     if has_publish(rows, request.publish_id):
         return found_in(manifest, request.publish_id)
@@ -212,7 +220,7 @@ def _once(storage: Storage, request: Publish, attempt: _Attempts) -> Published |
     if found.has_identities:
         identities.refuse_unreadable(rows, new_rows)
     _faults.point("publish.before_merge")
-    if time.monotonic() - opened > _HANDLE_SECONDS:
+    if time.monotonic() - began > _HANDLE_SECONDS:
         return None
     try:
         version = _merge(manifest, new_rows)
@@ -352,7 +360,7 @@ def _check_after(storage: Storage, request: Publish) -> None:
         _faults.point("publish.after_merge")
         if request.branch_identifier is None:
             return
-        found = branch_identifier(open_main(storage), request.branch)
+        found = branch_ref(storage, request.branch).identifier
     except BranchNotFoundError:
         found = None
     except OmnigraphError as error:

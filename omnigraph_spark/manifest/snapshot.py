@@ -11,8 +11,9 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -300,19 +301,33 @@ def open_manifest(
         VersionNotFoundError: the branch has no such version.
         UnsupportedManifestVersion: a newer shape that can't be read.
     """
-    return _opened(storage, open_main(storage), branch, version)
+    return open_at(storage, branch, version)[0]
 
 
-def _opened(storage: Storage, main: LanceDataset, branch: str, version: int | None) -> LanceDataset:
-    if layout.lance_branch(branch) is None:
-        manifest = (
-            main if version in (None, main.version) else _open_version(storage, branch, version)
-        )
+def open_at(
+    storage: Storage, branch: str = layout.MAIN, version: int | None = None
+) -> tuple[LanceDataset, int]:
+    """Open a branch's `__manifest` for reading, and return its graph version beside it.
+
+    The version of the handle isn't always it: a relocated handle has its own numbers.
+
+    Raises:
+        OmnigraphError: as `open_manifest`.
+    """
+    from omnigraph_spark.storage import relocation
+
+    name = layout.lance_branch(branch)
+    if name is not None:
+        branch_ref(storage, branch)
+    if version is None:
+        head = open_main(storage) if name is None else storage.dataset(layout.MANIFEST, name)
+        version = int(head.version)
+        manifest = relocation.in_place(storage, layout.MANIFEST, name, head)
     else:
-        _check_branch(main, branch)
         manifest = _open_version(storage, branch, version)
+    formats.remember(storage, manifest)
     migrations.check_readable(manifest)
-    return manifest
+    return manifest, version
 
 
 def head_version(storage: Storage, branch: str = layout.MAIN) -> int:
@@ -325,13 +340,9 @@ def head_version(storage: Storage, branch: str = layout.MAIN) -> int:
         BranchNotFoundError: the graph has no such branch; what exists is listed.
         StorageError: the store failed.
     """
-    return _head(storage, open_main(storage), branch)
-
-
-def _head(storage: Storage, main: LanceDataset, branch: str) -> int:
     if layout.lance_branch(branch) is None:
-        return int(main.version)
-    _check_branch(main, branch)
+        return int(open_main(storage).version)
+    branch_ref(storage, branch)
     return int(storage.dataset(layout.MANIFEST, branch).version)
 
 
@@ -365,15 +376,53 @@ def branch_names(main: LanceDataset) -> list[str]:
     return [layout.MAIN, *sorted(found)]
 
 
-def _check_branch(main: LanceDataset, branch: str) -> None:
-    names = branch_names(main)
-    if branch not in names:
-        raise BranchNotFoundError(
-            f"The graph has no branch {branch[:80]!r}", expected=", ".join(names[:60])
-        )
+class BranchRef(NamedTuple):
+    """What Lance knows of a branch; `identifier` tells it from others of its name (rule 23)."""
+
+    parent: str
+    parent_version: int
+    identifier: str
 
 
-def _open_version(storage: Storage, branch: str, version: int | None) -> LanceDataset:
+def branch_ref(storage: Storage, branch: str) -> BranchRef:
+    """Return what Lance knows of a graph branch, from its own file.
+
+    A branch is what its ref file says (rule 22): this is one request, a listing three and more.
+
+    Raises:
+        GraphNotFoundError: no graph is there.
+        BranchNotFoundError: the graph has no such branch; what exists is listed.
+        StorageError: the store failed.
+    """
+    path = layout.ref_path(layout.MANIFEST, branch)
+    is_name = len(path.rpartition("/")[2]) <= _MOST_FILE_NAME and branch != layout.SCHEMA_LOCK
+    data = storage.get(path) if is_name else None
+    if data is not None:
+        # Any other form is left to Lance.
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            found = json.loads(data)
+            pairs = [(int(number), str(name)) for number, name in _mapping(found)]
+            version = int(found["parentVersion"])
+            return BranchRef(found["parentBranch"] or layout.MAIN, version, str(pairs))
+    with translated("Listing the branches of __manifest"):
+        listed = open_main(storage).branches.list()
+    listed.pop(layout.SCHEMA_LOCK, None)
+    if branch not in listed:
+        names = ", ".join([layout.MAIN, *sorted(listed)][:60])
+        raise BranchNotFoundError(f"The graph has no branch {branch[:80]!r}", expected=names)
+    there = listed[branch]
+    return BranchRef(
+        there["parent_branch"] or layout.MAIN,
+        int(there["parent_version"]),
+        str(there["branch_identifier"]),
+    )
+
+
+def _mapping(found: Any) -> Any:
+    return found["identifier"]["version_mapping"]
+
+
+def _open_version(storage: Storage, branch: str, version: int) -> LanceDataset:
     from omnigraph_spark.storage import relocation
 
     try:
@@ -397,12 +446,12 @@ def load(storage: Storage, branch: str = layout.MAIN, version: int | None = None
         CorruptManifestError: the rows contradict the format.
         StorageError: the store failed.
     """
-    main = open_main(storage)
-    pinned = _head(storage, main, branch) if version is None else version
-    return fold(read_rows(_opened(storage, main, branch, pinned)), branch, pinned)
+    manifest, pinned = open_at(storage, branch, version)
+    return fold(read_rows(manifest), branch, pinned)
 
 
 _BIG_ROWS = 1024
+_MOST_FILE_NAME = 255
 _ADDRESS = "_rowaddr"
 _MOST_BYTES = 64 << 20
 _MOST_FRAGMENTS = 1024

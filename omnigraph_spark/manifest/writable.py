@@ -17,7 +17,7 @@ from omnigraph_spark.errors import (
     UnsupportedError,
 )
 from omnigraph_spark.manifest import formats, lineage, migrations
-from omnigraph_spark.manifest.snapshot import open_main, read_rows
+from omnigraph_spark.manifest.snapshot import branch_ref, open_main, read_rows
 from omnigraph_spark.storage import backoff, layout, relocation, store
 from omnigraph_spark.storage.lance_errors import (
     DatasetNotFoundError,
@@ -38,27 +38,38 @@ _FENCE_LOOKS = 8
 _log = logging.getLogger(__name__)
 
 
-def open_for_writing(storage: Storage, branch: str, identifier: str | None = None) -> LanceDataset:
+def open_for_writing(
+    storage: Storage,
+    branch: str,
+    identifier: str | None = None,
+    *,
+    main_too: bool = True,
+    opened: LanceDataset | None = None,
+) -> LanceDataset:
     """Open a branch's `__manifest`, migrated, with no auto-cleanup left on it.
 
-    `identifier` is the one that the branch had when the write was planned.
+    `identifier` is the one that the branch had when the write was planned. That the stamp of `main`
+    is one that is written is looked at too, unless the caller just has. `opened` is a handle of the
+    same call: it is brought to the newest version.
 
     Raises:
         GraphNotFoundError, UnsupportedManifestVersion, StorageError: as `publish`.
         BranchNotFoundError: the graph has no such branch, or another one of that name by now.
         UnsupportedError: the branch's manifest names another place (a moved graph).
     """
-    manifest = open_main(storage)
-    if layout.lance_branch(branch) is not None:
-        migrations.refuse_newer(manifest)
-        found = branch_identifier(manifest, branch)
+    if layout.lance_branch(branch) is None:
+        manifest = open_main(storage) if opened is None else _newest(opened)
+    else:
+        if main_too:
+            migrations.refuse_newer(open_main(storage))
+        found = branch_ref(storage, branch).identifier
         if identifier is not None and found != identifier:
             raise BranchNotFoundError(
                 f"Branch {branch} was deleted and made again since this write began",
                 hint="Nothing was published. Read the branch as it is now, and write again",
             )
-        refuse_moved(storage, branch)
-        manifest = storage.dataset(layout.MANIFEST, branch)
+        manifest = storage.dataset(layout.MANIFEST, branch) if opened is None else _newest(opened)
+        refuse_moved(storage, branch, manifest)
     _faults.point("publish.opened")
     migrations.refuse_newer(manifest)
     migrations.check_readable(manifest)
@@ -68,33 +79,26 @@ def open_for_writing(storage: Storage, branch: str, identifier: str | None = Non
     return manifest
 
 
-def refuse_moved(storage: Storage, branch: str) -> None:
+def _newest(opened: LanceDataset) -> LanceDataset:
+    with translated("Opening the newest version of __manifest"):
+        opened.checkout_latest()
+    return opened
+
+
+def refuse_moved(storage: Storage, branch: str, manifest: LanceDataset) -> None:
     """Refuse to write to a branch whose manifest names its parent's files in another place.
+
+    `manifest` is the newest one, opened for writing or for reading.
 
     Raises:
         UnsupportedError: the graph was moved or copied, and the branch not repaired.
     """
-    if relocation.needs_relocation(storage, layout.MANIFEST, branch):
+    if relocation.is_moved(storage, layout.MANIFEST, branch, manifest):
         raise UnsupportedError(
             f"Branch {branch} names another place: the graph was moved or copied",
             expected=storage.root,
             hint="Reads work. Before writing to a branch run OmniGraph.repair(dry_run=False)",
         )
-
-
-def branch_identifier(main: LanceDataset, branch: str) -> str:
-    """Return what tells a branch from another one of the same name (rule 23).
-
-    Raises:
-        BranchNotFoundError: the graph has no such branch.
-        StorageError: the store failed.
-    """
-    with translated("Listing the branches of __manifest"):
-        found = main.branches.list()
-    if branch not in found:
-        names = ", ".join([layout.MAIN, *sorted(found)][:60])
-        raise BranchNotFoundError(f"The graph has no branch {branch[:80]!r}", expected=names)
-    return str(found[branch]["branch_identifier"])
 
 
 def fence(
@@ -166,7 +170,7 @@ def take_back(storage: Storage, branch: str, publish_id: str) -> None:
     `__manifest`, its head must be the one before again: so nothing is taken back below another's.
     """
     try:
-        branch_identifier(open_main(storage), branch)
+        branch_ref(storage, branch)
         manifest = storage.dataset(layout.MANIFEST, branch)
         if formats.of(manifest).has_lineage:
             _restore_before(manifest, publish_id)

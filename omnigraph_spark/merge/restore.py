@@ -18,8 +18,7 @@ import pyarrow as pa
 from omnigraph_spark.arrow import to_table
 from omnigraph_spark.errors import VersionNotFoundError
 from omnigraph_spark.manifest import known_types
-from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, open_main
-from omnigraph_spark.manifest.writable import branch_identifier
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, branch_ref
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.refs import forks, property_files, refs, same_schema
 from omnigraph_spark.schema.model import EngineSchema
@@ -118,9 +117,7 @@ def plan_restore(storage: Storage, options: WriteOptions, old: Snapshot) -> Rest
         expected={key: now.version(key) for key in sorted({*now.tables, *moved})},
         actor=options.actor,
         user_metadata=options.user_metadata,
-        branch_identifier=None
-        if own is None
-        else branch_identifier(open_main(storage), options.branch),
+        branch_identifier=None if own is None else branch_ref(storage, options.branch).identifier,
         dropped=tuple(sorted(set(now.tables) - set(old.tables))),
         settings=Settings.of(options),
         types=_types(old, ways),

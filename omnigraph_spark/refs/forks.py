@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from omnigraph_spark import _faults
 from omnigraph_spark.errors import StorageError, UnsupportedError
@@ -322,7 +321,7 @@ def remove_fork(storage: Storage, fork: Fork, is_unwanted: Callable[[], bool]) -
         _refuse_needed(storage, location, name, listed)
     if fork.identifier is not None:
         # Lance would remove the folder with it, and with that what a faster creator has in it.
-        storage.delete(ref_path(location, name))
+        storage.delete(layout.ref_path(location, name))
         _faults.point("fork.ref_removed")
     now = {info.path: info.last_modified for info in storage.list(f"{location}/tree/{name}")}
     gone = [path for path, written in fork.files.items() if now.get(path) == written]
@@ -388,8 +387,3 @@ def children(storage: Storage, location: str, name: str) -> list[str]:
     """
     listed = _refs(storage, location)
     return sorted(other for other, ref in listed.items() if ref["parent_branch"] == name)
-
-
-def ref_path(location: str, name: str) -> str:
-    """Return the path of the file that makes Lance list a branch of a dataset."""
-    return f"{location}/_refs/branches/{quote(name, safe='')}.json"

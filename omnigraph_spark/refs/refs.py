@@ -24,7 +24,6 @@ from omnigraph_spark.errors import (
     VersionNotFoundError,
 )
 from omnigraph_spark.manifest import crash_records, snapshot
-from omnigraph_spark.manifest.writable import branch_identifier
 from omnigraph_spark.refs import times
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
@@ -135,7 +134,7 @@ def identifier_of(storage: Storage, name: str) -> str | None:
     if name == layout.MAIN:
         return None
     try:
-        return branch_identifier(snapshot.open_main(storage), name)
+        return snapshot.branch_ref(storage, name).identifier
     except BranchNotFoundError:
         return None
 
@@ -310,6 +309,8 @@ def _named(storage: Storage, text: str) -> Resolved:
 
 def _on_lineage(storage: Storage, branch: str, version: int) -> Resolved:
     """Return the branch that holds a version of `branch`'s lineage: below the fork its parent."""
+    if branch == layout.MAIN:  # has no parent
+        return Resolved(branch, version)
     branches = {one.name: one for one in list_branches(storage)}
     if branch not in branches:
         raise BranchNotFoundError(
@@ -374,7 +375,7 @@ def _resolve_time(storage: Storage, branch: str, text: str, option: str) -> Reso
     from omnigraph_spark.history import commits
 
     head = snapshot.head_version(storage, branch)
-    line = commits.complete(storage, branch, head)
+    line = commits.complete(storage, branch, head, actors=False)
     found = times.last_at(line, branch, text, option)
     if found is line[-1]:  # by its number: a publish meanwhile is after the time
         return Resolved(branch, head)

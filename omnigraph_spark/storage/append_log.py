@@ -66,7 +66,11 @@ class AppendLog:
 
 
 def read(
-    storage: Storage, log: AppendLog, branch: str | None = None, newest: int | None = None
+    storage: Storage,
+    log: AppendLog,
+    branch: str | None = None,
+    newest: int | None = None,
+    opened: LanceDataset | None = None,
 ) -> pa.Table | None:
     """Read the rows of a log; None where there is no log.
 
@@ -79,6 +83,7 @@ def read(
         branch: A Lance branch of it: then only the rows in its own files (not the inherited ones,
             so a moved graph needs no relocation), and those that a compaction copied into them.
         newest: This many of the newest rows are enough; older ones may be missing.
+        opened: The log, where the caller has just opened it.
 
     Raises:
         StorageError: the store failed, twice: a reader that meets the dropping of old versions
@@ -86,7 +91,7 @@ def read(
     """
     with naming_repair(log.location):
         try:
-            return _read(storage, log, branch, newest)
+            return _read(storage, log, branch, newest, opened)
         except DatasetNotFoundError:
             return _read(storage, log, branch, newest)
 
@@ -115,10 +120,14 @@ def naming_repair(location: str) -> Iterator[None]:
 
 
 def _read(
-    storage: Storage, log: AppendLog, branch: str | None, newest: int | None
+    storage: Storage,
+    log: AppendLog,
+    branch: str | None,
+    newest: int | None,
+    opened: LanceDataset | None = None,
 ) -> pa.Table | None:
     try:
-        dataset = storage.dataset(log.location, branch)
+        dataset = storage.dataset(log.location, branch) if opened is None else opened
     except DatasetNotFoundError:
         return None
     with translated(f"Reading {log.location}"):
@@ -176,9 +185,16 @@ def salvaged(storage: Storage, log: AppendLog, branch: str | None) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def append(storage: Storage, log: AppendLog, rows: pa.Table, branch: str | None = None) -> None:
+def append(
+    storage: Storage,
+    log: AppendLog,
+    rows: pa.Table,
+    branch: str | None = None,
+    opened: LanceDataset | None = None,
+) -> None:
     """Append rows in one commit, making the log where it isn't there; safe among other appenders.
 
+    `opened` is the log, where the caller has just opened it; each further attempt opens it again.
     A commit whose outcome stays unknown is made again: readers of these logs take doubled rows as
     one.
 
@@ -189,7 +205,7 @@ def append(storage: Storage, log: AppendLog, rows: pa.Table, branch: str | None 
     for attempt in range(_APPEND_ATTEMPTS):
         try:
             with translated(f"Appending to {log.location}"):
-                written = _append_once(storage, log, rows, branch)
+                written = _append_once(storage, log, rows, branch, None if attempt else opened)
         except StorageError as error:
             if _outcome(error) is Outcome.FAILED or attempt + 1 == _APPEND_ATTEMPTS:
                 raise
@@ -200,12 +216,16 @@ def append(storage: Storage, log: AppendLog, rows: pa.Table, branch: str | None 
 
 
 def _append_once(
-    storage: Storage, log: AppendLog, rows: pa.Table, branch: str | None
+    storage: Storage,
+    log: AppendLog,
+    rows: pa.Table,
+    branch: str | None,
+    opened: LanceDataset | None,
 ) -> LanceDataset:
     import lance
 
     try:
-        dataset = storage.dataset(log.location, branch)
+        dataset = storage.dataset(log.location, branch) if opened is None else opened
     except DatasetNotFoundError:
         if branch is not None:
             raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from typing import NamedTuple
+from urllib.parse import quote
 
 from omnigraph_spark.errors import CorruptManifestError, OptionError
 
@@ -208,6 +209,11 @@ def line(location: str, branch: str | None) -> str:
     """Return the folder of a dataset's main line, or of one of its Lance branches."""
     name = lance_branch(branch)
     return location if name is None else f"{location}/tree/{name}"
+
+
+def ref_path(location: str, branch: str) -> str:
+    """Return the path of the file that makes Lance list a branch of a dataset."""
+    return f"{location}/_refs/branches/{quote(branch, safe='')}.json"
 
 
 def lance_branch(branch: str | None) -> str | None:

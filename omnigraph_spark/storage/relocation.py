@@ -17,7 +17,6 @@ import json
 import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from omnigraph_spark.errors import CorruptManifestError
 from omnigraph_spark.storage import layout
@@ -27,6 +26,9 @@ from omnigraph_spark.storage.store import Storage
 if TYPE_CHECKING:
     from lance import LanceDataset
     from lance.fragment import FragmentMetadata
+
+
+_MEMORY = "memory://"
 
 
 def open_for_reading(
@@ -50,9 +52,21 @@ def open_for_reading(
             branch names itself among its parents.
         StorageError: the store failed.
     """
-    dataset = storage.dataset(location, table_branch, version)
+    return in_place(
+        storage, location, table_branch, storage.dataset(location, table_branch, version)
+    )
+
+
+def in_place(
+    storage: Storage, location: str, table_branch: str | None, dataset: LanceDataset
+) -> LanceDataset:
+    """Return an opened version of a dataset or branch with its files where they are now.
+
+    Raises:
+        CorruptManifestError, StorageError: as `open_for_reading`.
+    """
     recorded = {key: base.path for key, base in dataset.base_paths().items()}
-    if not recorded:
+    if _is_main_line(storage, location, recorded):
         return dataset
     roots = _roots(storage, location, table_branch)
     bases = {key: _current_root(path, location, roots) for key, path in recorded.items()}
@@ -72,12 +86,29 @@ def needs_relocation(storage: Storage, location: str, table_branch: str | None =
         CorruptManifestError: as `open_for_reading`.
         StorageError: the store failed.
     """
-    dataset = storage.dataset(location, table_branch)
+    return is_moved(storage, location, table_branch, storage.dataset(location, table_branch))
+
+
+def is_moved(
+    storage: Storage, location: str, table_branch: str | None, dataset: LanceDataset
+) -> bool:
+    """Return whether an opened branch names roots that aren't the graph's, or did (`in_place`).
+
+    Raises:
+        CorruptManifestError, StorageError: as `open_for_reading`.
+    """
+    if dataset.uri.startswith(_MEMORY):
+        return True
     recorded = {key: base.path for key, base in dataset.base_paths().items()}
-    if not recorded:
+    if _is_main_line(storage, location, recorded):
         return False
     roots = _roots(storage, location, table_branch)
     return any(_current_root(path, location, roots) != path for path in recorded.values())
+
+
+def _is_main_line(storage: Storage, location: str, recorded: Mapping[int, str]) -> bool:
+    """Return whether no base is another than the dataset's main line, where it is now."""
+    return all(path == storage.uri(location) for path in recorded.values())
 
 
 def bases(storage: Storage, location: str, branch: str) -> dict[int, tuple[str, str]]:
@@ -122,7 +153,7 @@ def parent_branches(storage: Storage, location: str, branch: str | None) -> list
 
 
 def _parent_of(storage: Storage, location: str, branch: str) -> str | None:
-    path = f"{location}/_refs/branches/{quote(branch, safe='')}.json"
+    path = layout.ref_path(location, branch)
     data = storage.get(path)
     if data is None:
         raise DatasetNotFoundError(
@@ -186,7 +217,7 @@ def _rebased(
     steps.append(lance.LanceOperation.Merge([_pointed(one, own_id) for one in raw], schema))
     with translated(f"Pointing the bases of {own_root} to where the graph is now"):
         rebased = lance.LanceDataset.commit(
-            f"memory://{uuid.uuid4().hex}",
+            f"{_MEMORY}{uuid.uuid4().hex}",
             lance.LanceOperation.Overwrite(schema, numbered, initial_bases=initial),
             storage_options=storage.lance_options(),
             enable_stable_row_ids=dataset.has_stable_row_ids,

@@ -28,12 +28,12 @@ from omnigraph_spark.manifest import crash_records, known_types, migrations, sch
 from omnigraph_spark.manifest.snapshot import (
     Snapshot,
     TableEntry,
+    branch_ref,
     fold,
-    open_main,
     open_manifest,
     read_rows,
 )
-from omnigraph_spark.manifest.writable import branch_identifier, refuse_moved
+from omnigraph_spark.manifest.writable import refuse_moved
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.refs import branches, forks, refs
 from omnigraph_spark.schema.model import (
@@ -298,7 +298,7 @@ def plan_write(
         and not set(targets) <= {*(read_versions or {}), *options.expected_table_versions},
         branch_identifier=None
         if layout.lance_branch(options.branch) is None
-        else branch_identifier(open_main(storage), options.branch),
+        else branch_ref(storage, options.branch).identifier,
         settings=Settings.of(options),
         on_delete=options.on_delete,
         integrity=integrity,
@@ -370,7 +370,7 @@ def head(storage: Storage, options: WriteOptions) -> Snapshot:
         return Snapshot(branch, 0, {}, {}, {})
     migrations.refuse_newer(manifest)
     if layout.lance_branch(branch) is not None:
-        refuse_moved(storage, branch)
+        refuse_moved(storage, branch, manifest)
     schema_lock.recover(storage, options.orphan_grace_seconds)
     crash_records.refuse_foreign(storage)
     if branch != options.branch:

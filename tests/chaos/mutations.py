@@ -24,7 +24,7 @@ from omnigraph_spark.merge import merging
 from omnigraph_spark.refs import branches, forks, ref_files, refs
 from omnigraph_spark.schema import files as schema_files
 from omnigraph_spark.schema.model import EngineSchema
-from omnigraph_spark.storage import column_numbers
+from omnigraph_spark.storage import column_numbers, layout
 from omnigraph_spark.storage.lance_errors import Outcome
 from omnigraph_spark.write import staging
 from omnigraph_spark.write.commit import (
@@ -331,7 +331,7 @@ def _no_staging_record() -> None:
 def _forks_by_name() -> None:
     def remove(storage: Any, fork: Any, is_unwanted: Any) -> bool:
         _faults.point("fork.before_removal")
-        storage.delete(forks.ref_path(fork.location, fork.name))
+        storage.delete(layout.ref_path(fork.location, fork.name))
         folder = f"{fork.location}/tree/{fork.name}"
         storage.delete_many([info.path for info in storage.list(folder)])
         return True

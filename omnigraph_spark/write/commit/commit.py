@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -81,6 +82,9 @@ from omnigraph_spark.write.plan import (
 )
 from omnigraph_spark.write.reads import EDGE_KEY, has_same_rows
 from omnigraph_spark.write.tasks.stage import StagedTable
+
+if TYPE_CHECKING:
+    from lance import LanceDataset
 
 # The pause after a lost round: shorter each time, since with growing ones a writer that has lost
 # often is passed by all who come new.
@@ -310,7 +314,7 @@ class _Write:
             return Published(version, skipped=True)
         if not self._round.format.has_identities:  # there the files change with the tables
             engine_schema.add_types(plan.storage, plan.new_types.with_types(known.lost), known.text)
-        return self._commit_tables(snapshot)
+        return self._commit_tables(snapshot, manifest)
 
     def _refuse_made_again(self, snapshot: Snapshot) -> None:
         """Refuse rows that were staged into another table's folder than the one that is there."""
@@ -348,7 +352,7 @@ class _Write:
             self._touched = _touched(self._plan, self._by_table)
         return bool(self._touched or self._plan.dropped)
 
-    def _commit_tables(self, snapshot: Snapshot) -> Published:
+    def _commit_tables(self, snapshot: Snapshot, manifest: LanceDataset) -> Published:
         plan = self._plan
         moved: list[Moved] = []
         self._tables_tried = True
@@ -375,7 +379,7 @@ class _Write:
             _faults.point("commit.tables_done")
             request = self._request(snapshot, moved)
             _faults.point("commit.before_publish")
-            published = publish(plan.storage, request)
+            published = publish(plan.storage, request, manifest)
         except PublishOutcomeUnknown:
             raise
         except (StartOver, OmnigraphError):
