@@ -207,7 +207,9 @@ def _inherited_head(storage: Storage, branch: str) -> Commit | None:
     if fork is None:
         return None
     inherited = [
-        c for c in read_commits(storage, fork.parent) if c.manifest_version <= fork.version
+        c
+        for c in read_commits(storage, fork.parent, actors=False)
+        if c.manifest_version <= fork.version
     ]
     after = inherited[-1].manifest_version if inherited else 0
     missing = publishes_between(storage, fork.parent, after, fork.version + 1)

@@ -1,8 +1,8 @@
 """The run registry `_graph_runs.lance`: one row per change of status of a Spark write.
 
 Made by the first write with `recordRuns` in a graph whose lineage is a log too; the engine ignores
-it. It is
-a diary: nothing reads it to decide anything, and a failure to write it never fails the write.
+it. It is a diary: nothing reads it to decide anything, and a failure to write it never fails the
+write.
 """
 
 from __future__ import annotations

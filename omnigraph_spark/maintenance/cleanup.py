@@ -286,11 +286,13 @@ class _Cleanup:
     ) -> _Plan:
         """Say what goes; a dataset that can't be read is left alone as a whole."""
         plan = _Plan(staged=self._staged())
+        staging = staging_records.oldest_live(self.storage, self.now)
         for location, place in places.items():
             try:
                 found = references.lines(self.storage, location)
-                doomed = self._doomed(location, found, pins)
-                plan.orphans += self._orphans(location, found, pins, known)
+                named = pins | retention.named_by_lance(self.storage, location)
+                doomed = self._doomed(location, found, named, staging)
+                plan.orphans += self._orphans(location, found, named, known)
                 plan.doomed[location] = doomed
             except OmnigraphError as error:
                 _log.warning("cleanup leaves %s alone: %s", place, error)
@@ -323,7 +325,9 @@ class _Cleanup:
             _faults.point("cleanup.versions_removed")
             for location, one in plan.doomed.items():
                 found = references.lines(self.storage, location)
-                again = self._doomed(location, found, pins, all_stay=True)
+                named = pins | retention.named_by_lance(self.storage, location)
+                staging = staging_records.oldest_live(self.storage, self.now)
+                again = self._doomed(location, found, named, staging, all_stay=True)
                 still = {info.path for info in again.files}
                 files = [info for info in one.files if info.path in still]
                 self._delete(files, plan)
@@ -369,12 +373,16 @@ class _Cleanup:
         self,
         location: str,
         found: Mapping[str | None, Line],
-        pins: set[Pin],
+        named: set[Pin],
+        staging: datetime | None,
         *,
         all_stay: bool = False,
     ) -> _Doomed:
-        """Plan one dataset: which versions go, and which files no version that stays mentions."""
-        named = pins | retention.named_by_lance(self.storage, location)
+        """Plan one dataset: which versions go, and which files no version that stays mentions.
+
+        `named` is what refs and kept graph versions need, `staging` when the oldest write was
+        planned that may still be staging.
+        """
         going: dict[str | None, list[int]] = {}
         manifests: list[ObjectInfo] = []
         names = Names()
@@ -385,11 +393,12 @@ class _Cleanup:
             manifests += [line.versions[number] for number in going[branch]]
             manifests += [i for i in line.detached if i.last_modified < self.cutoff]
             references.names_of(self.storage, line, stay, names)
-        return _Doomed(going, manifests, list(self._unnamed(found, names)))
+        return _Doomed(going, manifests, list(self._unnamed(found, names, staging)))
 
-    def _unnamed(self, found: Mapping[str | None, Line], names: Names) -> Iterator[ObjectInfo]:
+    def _unnamed(
+        self, found: Mapping[str | None, Line], names: Names, staging: datetime | None
+    ) -> Iterator[ObjectInfo]:
         """Yield old files that no version mentions; young ones may be a running writer's."""
-        staging = staging_records.oldest_live(self.storage, self.now)
         cutoff = self.cutoff if staging is None else min(self.cutoff, staging)
         for line in found.values():
             for kind, inside in line.files.items():
@@ -419,14 +428,10 @@ class _Cleanup:
                 raise _Changed(f"version {version} of branch {branch} got a name meanwhile")
 
     def _orphans(
-        self, location: str, found: Mapping[str | None, Line], pins: set[Pin], known: Refs
+        self, location: str, found: Mapping[str | None, Line], named: set[Pin], known: Refs
     ) -> list[Fork]:
         """Return the forks of branches that are gone, old and needed by nothing."""
-        needed = {
-            branch
-            for place, branch, _ in pins | retention.named_by_lance(self.storage, location)
-            if place == location
-        }
+        needed = {branch for place, branch, _ in named if place == location}
         gone = [name for name in found if name is not None and name not in known.names | needed]
         old = [forks.judged(self.storage, location, name, known.names) for name in gone]
         return [fork for fork in old if (newest := fork.newest()) and newest < self.cutoff]

@@ -196,10 +196,7 @@ def _once(
     storage: Storage, request: Publish, attempt: _Attempts, opened: LanceDataset | None
 ) -> Published | None:
     """Do one attempt; None where it lost and another is allowed."""
-    # Whoever publishes has looked at the stamp of `main`.
-    manifest = open_for_writing(
-        storage, request.branch, request.branch_identifier, main_too=False, opened=opened
-    )
+    manifest = open_for_writing(storage, request.branch, request.branch_identifier, opened=opened)
     began = time.monotonic()
     rows = read_rows(manifest)
     if has_publish(rows, request.publish_id):

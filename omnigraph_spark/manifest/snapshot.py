@@ -325,7 +325,6 @@ def open_at(
         manifest = relocation.in_place(storage, layout.MANIFEST, name, head)
     else:
         manifest = _open_version(storage, branch, version)
-    formats.remember(storage, manifest)
     migrations.check_readable(manifest)
     return manifest, version
 

@@ -43,14 +43,12 @@ def open_for_writing(
     branch: str,
     identifier: str | None = None,
     *,
-    main_too: bool = True,
     opened: LanceDataset | None = None,
 ) -> LanceDataset:
     """Open a branch's `__manifest`, migrated, with no auto-cleanup left on it.
 
-    `identifier` is the one that the branch had when the write was planned. That the stamp of `main`
-    is one that is written is looked at too, unless the caller just has. `opened` is a handle of the
-    same call: it is brought to the newest version.
+    `identifier` is the one that the branch had when the write was planned. `opened` is what this
+    returned to the same call before: it is brought to the newest version.
 
     Raises:
         GraphNotFoundError, UnsupportedManifestVersion, StorageError: as `publish`.
@@ -60,7 +58,7 @@ def open_for_writing(
     if layout.lance_branch(branch) is None:
         manifest = open_main(storage) if opened is None else _newest(opened)
     else:
-        if main_too:
+        if opened is None:
             migrations.refuse_newer(open_main(storage))
         found = branch_ref(storage, branch).identifier
         if identifier is not None and found != identifier:

@@ -44,8 +44,10 @@ def ensure_fork(storage: Storage, entry: TableEntry, branch: str, grace_seconds:
             branch of the same name), or the store failed.
     """
     name = layout.lance_branch(branch)
-    if name is None or entry.table_branch == name:
-        _refuse_moved(storage, entry.location, name)
+    if name is None:
+        return
+    if entry.table_branch == name:
+        _refuse_moved(storage, entry.location, name, storage.dataset(entry.location, name))
         return
     at = (entry.table_branch or layout.MAIN, entry.table_version)
     _ensure(storage, entry.location, name, at, grace_seconds)
@@ -126,16 +128,31 @@ def _empty_main_line(storage: Storage, location: str, schema: pa.Schema) -> None
 
 def _refs(storage: Storage, location: str) -> dict[str, Any]:
     try:
-        with append_log.naming_repair(location):
-            main = storage.dataset(location)
+        return _listed(_main_line(storage, location), location)
     except DatasetNotFoundError:
         return {}
+
+
+def _main_line(storage: Storage, location: str) -> LanceDataset:
+    with append_log.naming_repair(location):
+        return storage.dataset(location)
+
+
+def _listed(main: LanceDataset, location: str) -> dict[str, Any]:
     with translated(f"Listing the branches of {location}"):
         return dict(main.branches.list())
 
 
-def _refuse_moved(storage: Storage, location: str, name: str | None) -> None:
-    if name is not None and relocation.needs_relocation(storage, location, name):
+def _folder(storage: Storage, location: str, name: str) -> LanceDataset | None:
+    """Open a fork, whether Lance lists it or not; None where no version of it is there."""
+    try:
+        return storage.dataset(location, name)
+    except DatasetNotFoundError:
+        return None
+
+
+def _refuse_moved(storage: Storage, location: str, name: str, fork: LanceDataset) -> None:
+    if relocation.is_moved(storage, location, name, fork):
         raise UnsupportedError(
             f"Branch {name} of {location} names another place: the graph was moved or copied",
             expected=storage.uri(location),
@@ -149,16 +166,17 @@ def _ensure(
     """Create the fork unless it is listed; two forkers: one wins, the other looks again."""
     end = time.monotonic() + grace_seconds
     for attempt in range(_ATTEMPTS):
-        found = _refs(storage, location).get(name)
-        is_there = storage.has_dataset(location, name)
-        if found is not None and is_there:
+        main = _main_line(storage, location)
+        found = _listed(main, location).get(name)
+        fork = _folder(storage, location, name)
+        if found is not None and fork is not None:
             _check_origin(location, name, at, found)
-            _refuse_moved(storage, location, name)
+            _refuse_moved(storage, location, name, fork)
             return
         if found is not None:
             _remove_bare_ref(storage, location, name)
-        elif not is_there:
-            _try_create(storage.dataset(location), name, at)
+        elif fork is None:
+            _try_create(main, name, at)
         elif time.monotonic() >= end:
             remove_dead_fork(storage, location, name)
         else:

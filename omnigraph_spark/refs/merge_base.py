@@ -27,14 +27,14 @@ def head_commit(storage: Storage, snapshot: Snapshot) -> Commit:
         StorageError: the store failed.
     """
     branch, version = snapshot.branch, snapshot.graph_version
-    own = commits.read_commits(storage, branch)
+    own = commits.read_commits(storage, branch, actors=False)
     newest = own[-1].manifest_version if own else 0
     missing = []
     if not formats.of_graph(storage).has_lineage:
         missing = publishes_between(storage, branch, newest, version + 1)
     if missing:
         commits.record(storage, branch, missing[-1])
-        own = commits.read_commits(storage, branch)
+        own = commits.read_commits(storage, branch, actors=False)
     own = [commit for commit in own if commit.manifest_version <= version]
     if not own:
         raise UnsupportedError(
@@ -96,7 +96,7 @@ def joined(storage: Storage, head: Commit, base: Commit) -> Commit | None:
         if name not in found:
             found.add(name)
             left += children.get(name, [])
-    own = commits.read_commits(storage, head.branch)
+    own = commits.read_commits(storage, head.branch, actors=False)
     upto = [one for one in own if one.manifest_version <= head.manifest_version]
     return next((one for one in upto if one.graph_commit_id in found), None)
 
@@ -111,7 +111,7 @@ def _ancestors(storage: Storage, start: Commit, known: dict[str, Commit]) -> set
 
     `known` gets the commits; one that was merged from a branch deleted since has its id only.
     """
-    for one in commits.read_commits(storage, start.branch):
+    for one in commits.read_commits(storage, start.branch, actors=False):
         known.setdefault(one.graph_commit_id, one)
     found: set[str] = set()
     left = [start.graph_commit_id]
@@ -124,7 +124,7 @@ def _ancestors(storage: Storage, start: Commit, known: dict[str, Commit]) -> set
             other = commits.find_commit(storage, name)
             if other is None:
                 continue
-            for one in commits.read_commits(storage, other.branch):
+            for one in commits.read_commits(storage, other.branch, actors=False):
                 known.setdefault(one.graph_commit_id, one)
             known.setdefault(name, other)  # a row that the lineage leaves out
         left += _parents(known[name])

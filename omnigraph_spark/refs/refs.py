@@ -117,11 +117,10 @@ def branch_named(storage: Storage, name: str) -> str:
         BranchNotFoundError: it isn't; what exists is listed.
         GraphNotFoundError, StorageError: as the names say.
     """
-    names = [branch.name for branch in list_branches(storage)]
-    if name not in names:
-        raise BranchNotFoundError(
-            f"The graph has no branch {name[:80]!r}", expected=", ".join(names[: 2 * _SHOWN])
-        )
+    if name == layout.MAIN:
+        snapshot.open_main(storage)
+    else:
+        snapshot.branch_ref(storage, name)
     return name
 
 
