@@ -88,6 +88,7 @@ def test_every_option_of_the_design_is_declared() -> None:
         "metadata",
         "schema",
         "actor",
+        "recordRuns",
         "userMetadata",
         "txnAppId",
         "txnVersion",
