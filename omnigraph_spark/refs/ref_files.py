@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from omnigraph_spark.refs import forks, refs
+from omnigraph_spark.refs import refs
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.storage.store import Storage
@@ -75,7 +75,7 @@ def remove_torn(storage: Storage, branch: str) -> None:
     """
     tables = [path for folder in layout.TABLE_FOLDERS for path in storage.folders(folder)]
     for location in (layout.MANIFEST, layout.GRAPH_COMMITS, *tables):
-        path = forks.ref_path(location, branch)
+        path = layout.ref_path(location, branch)
         if _is_torn(storage, path, BRANCH):
             storage.set_aside(path)
 
@@ -105,7 +105,7 @@ def make_again(storage: Storage, location: str, branch: str) -> bool:
     cloned = storage.head(f"{layout.line(location, parent)}/_versions/{_file(version)}")
     above: list[Any] = []
     if parent is not None:
-        ref = _parsed(storage.get(forks.ref_path(location, parent)) or b"")
+        ref = _parsed(storage.get(layout.ref_path(location, parent)) or b"")
         above = ref.get("identifier", {}).get("version_mapping", [])
     made = {
         "parentBranch": parent,
@@ -115,7 +115,7 @@ def make_again(storage: Storage, location: str, branch: str) -> bool:
         "manifestSize": cloned.size if cloned else 0,
         "metadata": {},
     }
-    path = forks.ref_path(location, branch)
+    path = layout.ref_path(location, branch)
     _log.warning("writing the ref file %s again", path)
     storage.put(path, json.dumps(made, indent=2).encode())
     return True

@@ -15,7 +15,7 @@ from omnigraph_spark.maintenance import check as checks
 from omnigraph_spark.maintenance.check import check
 from omnigraph_spark.maintenance.cleanup import cleanup
 from omnigraph_spark.maintenance.repair import repair
-from omnigraph_spark.refs import branches, forks, refs, tags
+from omnigraph_spark.refs import branches, refs, tags
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 from tests.support.branches import GRACE, forks_of, ids_at, make, names, remove, write_ids
@@ -81,7 +81,7 @@ ROWS = {
 def test_a_branch_whose_ref_file_is_torn_reads_as_before_after_a_repair(
     graph: Storage, place: str, name: str, content: bytes
 ) -> None:
-    path = forks.ref_path(place, name)
+    path = layout.ref_path(place, name)
     graph.put(path, content)
     found = {(one.kind, one.place, one.repairable) for one in check(graph)}
     assert (checks.TORN_REF, path, True) in found
@@ -122,7 +122,7 @@ def test_a_torn_file_of_a_tables_tag_is_made_again(graph: Storage) -> None:
 
 @pytest.mark.parametrize("place", [layout.MANIFEST, LINEAGE, PEOPLE])
 def test_a_branch_whose_ref_file_is_torn_can_be_deleted(graph: Storage, place: str) -> None:
-    graph.put(forks.ref_path(place, "dev/sub"), b"")
+    graph.put(layout.ref_path(place, "dev/sub"), b"")
     remove(graph, "dev/sub")
     assert names(graph) == ["main", "dev"]
     assert forks_of(graph, PERSON) == ["dev"]
@@ -139,7 +139,7 @@ def test_a_branch_whose_ref_file_is_torn_can_be_deleted(graph: Storage, place: s
 def test_a_fork_in_use_whose_ref_file_is_gone_gets_it_back(
     graph: Storage, place: str, name: str
 ) -> None:
-    graph.delete(forks.ref_path(place, name))
+    graph.delete(layout.ref_path(place, name))
     found = [(one.kind, one.place, one.branch) for one in check(graph)]
     assert (checks.MISSING_REF, place, name) in found
     repair(graph, False, GRACE)
@@ -158,7 +158,7 @@ def test_a_branch_whose_ref_is_gone_gets_it_back_if_another_branch_or_a_tag_need
     else:
         remove(graph, "dev/sub")
     before = rows(graph, by)
-    graph.delete(forks.ref_path(layout.MANIFEST, "dev"))
+    graph.delete(layout.ref_path(layout.MANIFEST, "dev"))
     with pytest.raises(UnsupportedError, match=f"(?i){by} "):
         remove(graph, "dev")
     found = {(one.kind, one.place, one.repairable) for one in check(graph)}
@@ -203,7 +203,7 @@ def test_the_fork_of_a_table_that_no_branch_knows_is_found(graph: Storage) -> No
 def test_a_fork_whose_maker_died_before_its_ref_is_removed(graph: Storage) -> None:
     edges = layout.table_location(KNOWS)
     graph.dataset(edges).create_branch("dev", ("main", 1))
-    graph.delete(forks.ref_path(edges, "dev"))
+    graph.delete(layout.ref_path(edges, "dev"))
     assert mended(graph) == [(checks.LEFTOVER_FORK, True)]
     assert graph.list(f"{edges}/tree/dev") == []
     write_ids(graph, "dev", KNOWS, ["k"])
@@ -212,7 +212,7 @@ def test_a_fork_whose_maker_died_before_its_ref_is_removed(graph: Storage) -> No
 
 @pytest.mark.parametrize("place", [layout.MANIFEST, PEOPLE])
 def test_a_repair_leaves_alone_what_gets_its_ref_meanwhile(graph: Storage, place: str) -> None:
-    path = forks.ref_path(place, "new")
+    path = layout.ref_path(place, "new")
     make(graph, "new")
     write_ids(graph, "new", PERSON, ["n"])
     text = graph.get(path)

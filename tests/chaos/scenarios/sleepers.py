@@ -15,7 +15,7 @@ from omnigraph_spark.maintenance.cleanup import cleanup
 from omnigraph_spark.maintenance.repair import repair
 from omnigraph_spark.manifest import crash_records
 from omnigraph_spark.manifest.snapshot import load
-from omnigraph_spark.refs import branches, forks, refs, tags
+from omnigraph_spark.refs import branches, refs, tags
 from omnigraph_spark.schema_changes import properties
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
@@ -249,7 +249,7 @@ def a_lost_ref(setup: Setup, root: str) -> str | None:
     storage = _graph(root)
     make(storage, "b")
     write_ids(storage, "b", PERSON, [_STAGED])
-    storage.delete(forks.ref_path(layout.table_location(PERSON), "b"))
+    storage.delete(layout.ref_path(layout.table_location(PERSON), "b"))
     repair(storage, False, _GRACE)
     return _wrong(storage, "b", True)
 
