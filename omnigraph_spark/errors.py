@@ -11,12 +11,13 @@ text and the line that asked, not the way through the package. With the environm
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -26,6 +27,16 @@ _BETWEEN = " · "
 _MOST, _LONGEST = 10, 200
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type)
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
+    """Return a hint for a mistyped name: the nearest that is known, and what to do otherwise."""
+    by_lower = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    if not near:
+        return otherwise
+    asked = f"Did you mean {by_lower[near[0]]}?"
+    return asked if otherwise is None else f"{asked} Otherwise: {otherwise}"
 
 
 class OmnigraphError(Exception):
@@ -106,6 +117,15 @@ class BranchNotFoundError(OmnigraphError):
     """The graph has no such branch."""
 
     code = "BRANCH_NOT_FOUND"
+
+    @classmethod
+    def named(cls, branch: str, names: Sequence[str]) -> BranchNotFoundError:
+        """Return the error for a name that isn't among those of the graph's branches."""
+        return cls(
+            f"The graph has no branch {branch[:80]!r}",
+            expected=", ".join(names[:60]),
+            hint=did_you_mean(branch, names),
+        )
 
 
 class VersionNotFoundError(OmnigraphError):

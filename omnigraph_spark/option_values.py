@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from omnigraph_spark.errors import OptionError
+from omnigraph_spark.errors import OptionError, did_you_mean
 from omnigraph_spark.storage import layout
 
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)i?b?\Z", re.IGNORECASE)
@@ -74,7 +74,7 @@ def choice(*allowed: str) -> Parser:
         for one in allowed:
             if value.strip().lower() == one.lower():
                 return one
-        raise malformed(name, value, " or ".join(allowed))
+        raise malformed(name, value, " or ".join(allowed), did_you_mean(value, allowed))
 
     return parse
 
@@ -204,7 +204,8 @@ def edge_keys(name: str, value: str) -> dict[str, tuple[str, ...]]:
     return {edge: tuple(names) for edge, names in found.items()}
 
 
-def malformed(name: str, value: str, expected: str) -> OptionError:
+def malformed(name: str, value: str, expected: str, hint: str | None = None) -> OptionError:
     """Return the error for a value that a parser refuses."""
     shown = value if len(value) <= 60 else value[:57] + "…"
-    return OptionError(f"Option {name} is malformed", expected=expected, found=repr(shown))
+    what = f"Option {name} is malformed"
+    return OptionError(what, expected=expected, found=repr(shown), hint=hint)

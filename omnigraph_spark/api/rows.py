@@ -58,9 +58,10 @@ class RowMethods:
         frame is computed twice.
 
         Raises:
-            OptionError: malformed clauses, or a frame without `id` and key.
+            OptionError: malformed clauses.
             RowConflictError: others changed the rows meanwhile; nothing was published.
-            IntegrityError: two rows of the frame match one row, or deleted nodes have edges.
+            IntegrityError: a frame without `id` and key, two rows of it that match one row, or
+                deleted nodes with edges.
             OmnigraphError, PySparkException: as `write`.
         """
         from omnigraph_spark.spark import edge_keys, frame_plan, merge_clauses

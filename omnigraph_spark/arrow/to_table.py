@@ -24,7 +24,7 @@ from omnigraph_spark.arrow.cast import (
     fresh,
     refuse_broken_text,
 )
-from omnigraph_spark.errors import IntegrityError, SchemaMismatchError
+from omnigraph_spark.errors import IntegrityError, SchemaMismatchError, did_you_mean
 from omnigraph_spark.schema.property_types import blob_type, is_blob, of_field
 from omnigraph_spark.storage import layout
 
@@ -91,7 +91,9 @@ def _check_extra(names: Iterable[str], known: Collection[str], table_key: str) -
             found=_shown_name(name),
             hint=f"Names are matched by case: rename it to {near[0]}"
             if near
-            else "Drop the column before writing, or add the property with mergeSchema",
+            else did_you_mean(
+                name, known, "Drop the column before writing, or add the property with mergeSchema"
+            ),
             table_key=table_key,
             column=name,
         )

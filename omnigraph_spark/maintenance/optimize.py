@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from omnigraph_spark.errors import OptionError
+from omnigraph_spark.errors import OptionError, did_you_mean
 from omnigraph_spark.maintenance import compacting, indices
 from omnigraph_spark.maintenance.compacting import Detached, Group
 from omnigraph_spark.maintenance.indices import TableIndex
@@ -283,7 +283,9 @@ def _column(dataset: LanceDataset, entry: TableEntry, column: str) -> str:
         names = list(dataset.schema.names)
     if column not in names:
         raise OptionError(
-            f"{entry.table_key} has no column {column[:60]!r}", expected=", ".join(names[:60])
+            f"{entry.table_key} has no column {column[:60]!r}",
+            expected=", ".join(names[:60]),
+            hint=did_you_mean(column, names),
         )
     return column
 

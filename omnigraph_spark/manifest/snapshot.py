@@ -407,8 +407,7 @@ def branch_ref(storage: Storage, branch: str) -> BranchRef:
         listed = open_main(storage).branches.list()
     listed.pop(layout.SCHEMA_LOCK, None)
     if branch not in listed:
-        names = ", ".join([layout.MAIN, *sorted(listed)][:60])
-        raise BranchNotFoundError(f"The graph has no branch {branch[:80]!r}", expected=names)
+        raise BranchNotFoundError.named(branch, [layout.MAIN, *sorted(listed)])
     there = listed[branch]
     return BranchRef(
         there["parent_branch"] or layout.MAIN,

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import types as pt
 
-from omnigraph_spark.errors import OptionError
+from omnigraph_spark.errors import OptionError, did_you_mean
 from omnigraph_spark.read import filters, predicate
 from omnigraph_spark.read.filters import Predicate
 from omnigraph_spark.read.predicate import (
@@ -83,7 +83,7 @@ def _resolved(name: str, titles: Sequence[str]) -> str:
             f"Option filter names a column that isn't there: {name}",
             expected=f"columns of the frame: {', '.join(titles[:_SHOWN])}",
             found=f"{name}, which may be {' or '.join(alike)}" if alike else name,
-            hint="Columns that Spark computes can be filtered with Spark",
+            hint=did_you_mean(name, titles, "Columns that Spark computes are filtered with Spark"),
         )
     return alike[0]
 

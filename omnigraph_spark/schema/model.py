@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from omnigraph_spark.errors import OptionError, SchemaMismatchError
+from omnigraph_spark.errors import OptionError, SchemaMismatchError, did_you_mean
 from omnigraph_spark.schema import column_order, property_types
 from omnigraph_spark.schema.property_types import EngineType
 from omnigraph_spark.storage import layout
@@ -412,6 +412,7 @@ def _with_key(table_key: str, key: str, properties: list[Property]) -> list[Prop
             f"{key!r} can't be the key of {table_key}",
             expected="a String property whose name begins with a small letter",
             found="no such property" if found is None else found.type.text(),
+            hint=did_you_mean(key, [one.name for one in properties]) if found is None else None,
         )
     keyed = Property(key, replace(found.type, nullable=False))
     return [keyed if one is found else one for one in properties]

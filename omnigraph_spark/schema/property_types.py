@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from omnigraph_spark.errors import OptionError, SchemaMismatchError
+from omnigraph_spark.errors import OptionError, SchemaMismatchError, did_you_mean
 
 BLOB_EXTENSION = "lance.blob.v2"
 _EXTENSION_KEY = b"ARROW:extension:name"
@@ -108,6 +108,7 @@ def _scalar(body: str, text: str) -> tuple[str, tuple[str, ...] | None]:
     raise OptionError(
         f"{text!r} is not a property type",
         expected=f"{', '.join(_PLAIN)}, Blob, Vector(n), enum(a, b) or [T]; then ? for nullable",
+        hint=did_you_mean(body, [*_PLAIN, "Blob"]),
     )
 
 

@@ -23,6 +23,7 @@ from omnigraph_spark.errors import (
     PublishOutcomeUnknown,
     SchemaMismatchError,
     UnsupportedError,
+    did_you_mean,
 )
 from omnigraph_spark.history import commits, schema_apply
 from omnigraph_spark.manifest import formats, known_types
@@ -335,6 +336,7 @@ def _check_free(storage: Storage, plan: WritePlan, target: TableTarget, name: st
             else f"{name} of {key} {'is its key' if is_key else 'is not a property'} and must stay",
             expected=f"one of {', '.join(free)[:300]}",
             found=name,
+            hint=did_you_mean(name, free) if name not in target.schema.names else None,
             table_key=key,
             column=name,
         )

@@ -115,11 +115,6 @@ def write_options(schema: StructType) -> dict[str, str]:
                 f"This catalog table {what} (option {name}), so nothing is written through it",
                 hint="Write through a table that is created without that option",
             )
-    if "id" not in schema.names:
-        raise UnsupportedError(
-            "This catalog table leaves the column id out, so nothing is written through it",
-            hint="Write through a table that is created without the option columns",
-        )
     return {key: value for key, value in found.items() if key not in (*_READ_TUNING, "schema")}
 
 

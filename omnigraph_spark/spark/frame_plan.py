@@ -7,7 +7,7 @@ definitions, else to those that the graph has.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from omnigraph_spark.errors import (
     OptionError,
     SchemaMismatchError,
     TableNotFoundError,
+    did_you_mean,
 )
 from omnigraph_spark.history import new_graph, schema_apply
 from omnigraph_spark.manifest import formats
@@ -381,12 +382,17 @@ def _check_has_id(schema: StructType, target: TableTarget) -> None:
         return
     if target.edge_key and set(target.edge_key) <= set(schema.names):
         return
-    raise IntegrityError(
-        f"The frame for {target.table_key} lacks column id, by which rows are found",
-        expected="id STRING" if target.key is None else f"id STRING, or the key {target.key}",
-        found=", ".join(schema.names)[:300],
+    raise lacks_id(target.table_key, target.key, schema.names)
+
+
+def lacks_id(table_key: str, key: str | None, names: Sequence[str]) -> IntegrityError:
+    """Return the error of a frame by which no row of a table is found."""
+    return IntegrityError(
+        f"The frame for {table_key} lacks column id, by which rows are found",
+        expected="id STRING" if key is None else f"id STRING, or the key {key}",
+        found=", ".join(names)[:300],
         hint="Add the column id",
-        table_key=target.table_key,
+        table_key=table_key,
         rule="not null",
         samples=[],
         column="id",
@@ -414,6 +420,7 @@ def _new_table(
             raise OptionError(
                 f"Option types names {name}.{column}, which the frame doesn't have",
                 expected=", ".join(schema.names)[:300],
+                hint=did_you_mean(column, schema.names),
             )
     made = {f.name: spark_types.new_property(f, texts.get(f.name)) for f in columns}
     engine: dict[str, EngineType] = {n: c.engine for n, c in made.items() if c.engine is not None}

@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.arrow.frame_batches import TABLE
-from omnigraph_spark.errors import OptionError, SchemaMismatchError
+from omnigraph_spark.errors import OptionError, SchemaMismatchError, did_you_mean
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.options import ReadOptions
 from omnigraph_spark.read import plan, user_filter
@@ -53,7 +53,7 @@ def read_schema(
         raise OptionError(
             f"Option columns names {', '.join(map(repr, unknown))}, which the frame doesn't have",
             expected=", ".join([*frame.all_names][:_SHOWN]),
-            hint="Names are distinguished by case",
+            hint=did_you_mean(unknown[0], frame.all_names, "Names are distinguished by case"),
         )
     chosen = [fields[name] for name in options.columns or fields]
     chosen += [StructField(name, LongType(), False) for name in _metadata_columns(options)]
@@ -210,7 +210,11 @@ class _Frame:
                 raise SchemaMismatchError(
                     f"The schema asks for column {asked.name!r}, which isn't there",
                     expected=", ".join(self.all_names[:_SHOWN]),
-                    hint="A schema may leave columns out and reorder them; rename with Spark",
+                    hint=did_you_mean(
+                        asked.name,
+                        self.all_names,
+                        "A schema may leave columns out and reorder them; rename with Spark",
+                    ),
                     column=asked.name,
                 )
             if not spark_types.same_type(own.dataType, asked.dataType):

@@ -13,7 +13,7 @@ from operator import and_
 from typing import TYPE_CHECKING, Any
 
 from omnigraph_spark.errors import OptionError
-from omnigraph_spark.spark import field_metadata
+from omnigraph_spark.spark import field_metadata, frame_plan
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -90,7 +90,7 @@ def split(
     without `id` are matched by `keys`, those of the table's edges, where there are any.
 
     Raises:
-        OptionError: `source` has no column by which rows are matched.
+        IntegrityError: `source` has no column by which rows are matched.
     """
     from pyspark.sql import functions as sf
 
@@ -152,15 +152,12 @@ def updated(
 def _with_id(target: DataFrame, source: DataFrame) -> DataFrame:
     if "id" in source.columns:
         return source
-    for field in target.schema.fields:
-        carried = field_metadata.carried_type(field)
-        if carried is not None and carried.key and field.name in source.columns:
-            return source.withColumn("id", source[field.name])
-    raise OptionError(
-        "The frame has no column by which its rows are matched",
-        expected="the column id, or the key of the table (of edges all that edgeKeys names)",
-        found=", ".join(source.columns)[:300],
-    )
+    carried = ((field.name, field_metadata.carried_type(field)) for field in target.schema.fields)
+    key = next((name for name, one in carried if one is not None and one.key), None)
+    if key is None or key not in source.columns:
+        (mark,) = field_metadata.read_marks(target.schema)
+        raise frame_plan.lacks_id(str(mark.table_key), key, source.columns)
+    return source.withColumn("id", source[key])
 
 
 def _assigned(found: Sequence[Clause], source: DataFrame) -> list[str]:

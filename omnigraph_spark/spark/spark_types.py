@@ -335,6 +335,7 @@ def asked_type(text: str) -> EngineType | DataType:
             raise OptionError(
                 error.what,
                 expected=f"{error.expected}, or a type of Spark such as bigint or decimal(10, 2)",
+                hint=error.hint,
             ) from error
 
 

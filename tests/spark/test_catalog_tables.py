@@ -119,6 +119,19 @@ def test_sql_upserts_and_deletes_through_tables_that_say_so(
         spark.sql("INSERT OVERWRITE d.ups VALUES ('a', 1)")
 
 
+def test_keyed_nodes_and_edges_are_upserted_and_inserted_without_ids(
+    spark: SparkSession, graph: OmniGraph
+) -> None:
+    tags = spark.sql("SELECT 'red' AS label, 1 AS n")
+    graph.write({"node:Tag": tags}, keys={"Tag": "label"})
+    create(spark, "tags", graph, ", table 'node:Tag', writeMode 'merge', columns 'label,n'")
+    create(spark, "knows", graph, ", table 'edge:Knows', columns 'src,dst'")
+    spark.sql("INSERT INTO d.tags VALUES ('red', 2), ('blue', 3)")
+    assert rows(graph.table("Tag"), "id", "n") == [("blue", 3), ("red", 2)]
+    spark.sql("INSERT INTO d.knows VALUES ('b', 'a')")
+    assert rows(graph.table("Knows"), "src", "dst") == [("a", "b"), ("b", "a")]
+
+
 def test_sql_reads_a_version_and_a_branch_through_views(
     spark: SparkSession, graph: OmniGraph
 ) -> None:

@@ -8,7 +8,13 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from omnigraph_spark.errors import OptionError, SchemaMismatchError, UnsupportedError
+from omnigraph_spark.errors import (
+    IntegrityError,
+    OmnigraphError,
+    OptionError,
+    SchemaMismatchError,
+    UnsupportedError,
+)
 from tests.support.frames import counts, knows, load, nothing_written, people, refused, rows, save
 
 NODE = "node:Person"
@@ -84,18 +90,19 @@ def test_an_option_of_one_write_is_refused_in_create_table(
 
 
 @pytest.mark.parametrize(
-    ("more", "shown", "values"),
+    ("more", "shown", "values", "kind", "why"),
     [
-        (", filter 'age > 26'", 1, "('z', 27, 'Zoe')"),
-        (", columns 'age, name'", 2, "(27, 'Zoe')"),
+        (", filter 'age > 26'", 1, "('z', 27, 'Zoe')", UnsupportedError, "nothing is written"),
+        (", columns 'age, name'", 2, "(27, 'Zoe')", IntegrityError, "lacks column id"),
     ],
 )
 def test_a_table_that_shows_a_part_is_read_and_not_written_through(
-    spark: SparkSession, uri: str, more: str, shown: int, values: str
-) -> None:
+    spark: SparkSession, uri: str, more: str, shown: int, values: str,
+    kind: type[OmnigraphError], why: str,
+) -> None:  # fmt: skip
     create(spark, "part", uri, more=more)
     assert spark.table("part").count() == shown
-    with nothing_written(uri), refused(UnsupportedError, "nothing is written through it"):
+    with nothing_written(uri), refused(kind, why):
         spark.sql(f"INSERT INTO part VALUES {values}")
 
 
