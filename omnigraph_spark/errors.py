@@ -340,10 +340,10 @@ class ThrottledError(StorageError):
 
 
 def _subclasses(kind: type[OmnigraphError]) -> dict[str, type[OmnigraphError]]:
-    found = {kind.code: kind}
+    by_code = {kind.code: kind}
     for sub in kind.__subclasses__():
-        found = _subclasses(sub) | found
-    return found
+        by_code = _subclasses(sub) | by_code
+    return by_code
 
 
 _CODED = re.compile(
@@ -371,8 +371,8 @@ def from_spark(error: BaseException) -> BaseException:
     typed.details = _details(matches[-1]["details"])
     for name, value in typed.details.items():
         setattr(typed, name, value)
-    told = None if kind._told is None else kind._told.search(text)
-    for name, value in (told.groupdict() if told else {}).items():
+    match = None if kind._told is None else kind._told.search(text)
+    for name, value in (match.groupdict() if match else {}).items():
         setattr(typed, name, int(value) if value.isdecimal() else value)
     typed.__cause__ = error
     return typed
@@ -390,10 +390,10 @@ def _parts(text: str) -> tuple[str, str | None, str | None, str | None]:
 
 def _details(text: str | None) -> dict[str, Any]:
     try:
-        found = json.loads(text or "{}")
+        details = json.loads(text or "{}")
     except ValueError:  # cut off, or not ours
         return {}
-    return found if isinstance(found, dict) else {}
+    return details if isinstance(details, dict) else {}
 
 
 # --- where errors leave the package --------------------------------------------------------------
@@ -480,6 +480,6 @@ def _short(value: Any) -> Any:
     if isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_short(one) for one in list(value)[:_MOST]]
+        return [_short(item) for item in list(value)[:_MOST]]
     text = str(value)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -104,9 +104,9 @@ class OmniGraph(
             kind, name = layout.split_table_key(key)
             edge = known.edges.get(name) if kind == layout.EDGE else None
             ends = (edge.source, edge.target) if edge is not None else (None, None)
-            one = known.of_table(key)
+            table_type = known.of_table(key)
             properties = ", ".join(
-                f"{p.name}: {p.type.text()}" for p in (one.properties if one else ())
+                f"{p.name}: {p.type.text()}" for p in (table_type.properties if table_type else ())
             )
             rows.append((key, entry.row_count, entry.table_version, *ends, properties[:200]))
         count = f"{len(rows)} table{'' if len(rows) == 1 else 's'}"
@@ -393,8 +393,8 @@ class OmniGraph(
         return {f"storage.{key}": value for key, value in self.storage.items()}
 
     def _write_options(self, mode: str, branch: str, given: Mapping[str, Any]) -> WriteOptions:
-        asked = options.of_python({"writeMode": mode, **given, "branch": branch})
-        raw = {**self._spark_storage(), **asked, "path": self.uri}
+        requested = options.of_python({"writeMode": mode, **given, "branch": branch})
+        raw = {**self._spark_storage(), **requested, "path": self.uri}
         return WriteOptions.of(options.parse(raw), mode == "overwrite")
 
 

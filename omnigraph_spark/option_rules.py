@@ -103,9 +103,9 @@ def stream_ends(parsed: Parsed) -> FeedEnds:
     return FeedEnds(*(parsed.get(name) for name in _ENDS))
 
 
-def _refuse_both(parsed: Parsed, one: str, other: str) -> None:
-    if parsed.get(one) and parsed.get(other):
-        raise OptionError(f"{one} and {other} exclude each other", hint="Give one of them")
+def _refuse_both(parsed: Parsed, option: str, other: str) -> None:
+    if parsed.get(option) and parsed.get(other):
+        raise OptionError(f"{option} and {other} exclude each other", hint="Give one of them")
 
 
 # --- options of other formats --------------------------------------------------------------------
@@ -260,8 +260,8 @@ def of_another_format(key: str) -> tuple[str, str] | None:
     """Return how another format spells an option, and what to use here; None if none has it."""
     if key.lower().startswith("snapshot-property."):
         return key, "That is an option of Iceberg: userMetadata is recorded with the commit here"
-    found = FOREIGN.get(key.lower())
-    if found is None:
+    foreign = FOREIGN.get(key.lower())
+    if foreign is None:
         return None
-    name, source, instead = found
+    name, source, instead = foreign
     return name, f"That is an option of {source}. Here {instead}"

@@ -71,9 +71,9 @@ def choice(*allowed: str) -> Parser:
     """Return a parser of one of `allowed`, in any case, as it is spelled there."""
 
     def parse(name: str, value: str) -> str:
-        for one in allowed:
-            if value.strip().lower() == one.lower():
-                return one
+        for word in allowed:
+            if value.strip().lower() == word.lower():
+                return word
         raise malformed(name, value, " or ".join(allowed), did_you_mean(value, allowed))
 
     return parse
@@ -81,10 +81,10 @@ def choice(*allowed: str) -> Parser:
 
 def names(name: str, value: str) -> tuple[str, ...]:
     """Return the different names of a comma list."""
-    found = tuple(part.strip() for part in value.split(","))
-    if not all(found) or len(set(found)) != len(found):
+    parts = tuple(part.strip() for part in value.split(","))
+    if not all(parts) or len(set(parts)) != len(parts):
         raise malformed(name, value, "a comma list of different names")
-    return found
+    return parts
 
 
 def versions(name: str, value: str) -> dict[str, int]:
@@ -106,15 +106,15 @@ def pairs(example: str) -> Parser:
     """Return a parser of `left: right, left: right`; a left side `node:A` counts as `A`."""
 
     def parse(name: str, value: str) -> dict[str, str]:
-        found: dict[str, str] = {}
+        entries: dict[str, str] = {}
         for part in _parts(value):
             left, colon, right = (
                 piece.strip() for piece in _KIND.sub("", part.strip()).partition(":")
             )
-            if not (left and colon and right) or left in found:
+            if not (left and colon and right) or left in entries:
                 raise malformed(name, value, f"a comma list such as {example}")
-            found[left] = right
-        return found
+            entries[left] = right
+        return entries
 
     return parse
 
@@ -150,22 +150,22 @@ def as_text(name: str, value: object) -> str:
         return str(value)
     if isinstance(value, Mapping):
         if name == "expectedTableVersions":
-            return json.dumps({str(key): one for key, one in value.items()})
+            return json.dumps({str(key): version for key, version in value.items()})
         pairs = dict(_flat(name, value))
-        return ", ".join(f"{key}: {_one(name, one)}" for key, one in pairs.items())
+        return ", ".join(f"{key}: {_one(name, item)}" for key, item in pairs.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(_one(name, one) for one in value)
+        return ", ".join(_one(name, item) for item in value)
     raise _unfit(name, value)
 
 
 def _flat(name: str, value: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    for key, one in value.items():
+    for key, item in value.items():
         if not isinstance(key, str):
             raise _unfit(name, key)
-        if isinstance(one, Mapping):
-            yield from ((f"{key}.{inner}", kind) for inner, kind in one.items())
+        if isinstance(item, Mapping):
+            yield from ((f"{key}.{inner}", kind) for inner, kind in item.items())
         else:
-            yield key, one
+            yield key, item
 
 
 def _one(name: str, value: object) -> str:
@@ -190,18 +190,18 @@ def _unfit(name: str, value: object) -> OptionError:
 def edge_keys(name: str, value: str) -> dict[str, tuple[str, ...]]:
     """Return the key columns of edge types: `Bought: src, dst, at, Knows: src, dst`."""
     example = "key columns by type: Bought: src, dst, at, Knows: src, dst"
-    found: dict[str, list[str]] = {}
+    by_edge: dict[str, list[str]] = {}
     columns: list[str] | None = None
     for part in value.split(","):
         left, colon, right = _KIND.sub("", part.strip()).rpartition(":")
         if colon:
-            columns = found.setdefault(left.strip(), [])
+            columns = by_edge.setdefault(left.strip(), [])
         if columns is None or not right.strip() or right.strip() in columns:
             raise malformed(name, value, example)
         columns.append(right.strip())
-    if "" in found:
+    if "" in by_edge:
         raise malformed(name, value, example)
-    return {edge: tuple(names) for edge, names in found.items()}
+    return {edge: tuple(names) for edge, names in by_edge.items()}
 
 
 def malformed(name: str, value: str, expected: str, hint: str | None = None) -> OptionError:

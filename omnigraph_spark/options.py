@@ -223,7 +223,7 @@ def of_python(given: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         OptionError: an unknown option, or a value of a type that it doesn't take.
     """
-    found = {}
+    texts = {}
     for key, value in given.items():
         lowered = key.lower()
         known = lowered in _BY_KEY or lowered.startswith(_STORAGE_PREFIX)
@@ -231,8 +231,8 @@ def of_python(given: Mapping[str, Any]) -> dict[str, str]:
             raise _unknown(key)
         if value is not None:
             name = _BY_KEY[lowered].name if lowered in _BY_KEY else key
-            found[key] = as_text(name, value)
-    return found
+            texts[key] = as_text(name, value)
+    return texts
 
 
 def for_scope(raw: Mapping[str, str], scope: str) -> dict[str, str]:

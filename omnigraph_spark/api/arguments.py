@@ -58,10 +58,10 @@ def checked(kind: _Class) -> _Class:
 def _checking(method: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(method)
     rules = {
-        name: (str(one.annotation), rule)
-        for name, one in signature.parameters.items()
-        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
-        and (rule := _rule(str(one.annotation))) is not None
+        name: (str(parameter.annotation), rule)
+        for name, parameter in signature.parameters.items()
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        and (rule := _rule(str(parameter.annotation))) is not None
     }
 
     @functools.wraps(method)
@@ -97,16 +97,16 @@ def _of(node: ast.expr) -> Fits | None:
             return _PLAIN["None"]
         case ast.Name(id=name) if name in _CLASSES:
             return lambda value: any(
-                one.__name__ == name and one.__module__.partition(".")[0] in _PACKAGES
-                for one in type(value).__mro__
+                ancestor.__name__ == name and ancestor.__module__.partition(".")[0] in _PACKAGES
+                for ancestor in type(value).__mro__
             )
         case ast.Name(id=name):
             return _PLAIN.get(name)
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            one, other = _of(left), _of(right)
-            if one is None or other is None:
+            first, other = _of(left), _of(right)
+            if first is None or other is None:
                 return None
-            return lambda value: one(value) or other(value)
+            return lambda value: first(value) or other(value)
         case ast.Subscript(value=ast.Name(id=name), slice=inner) if name in _PLAIN:
             return _container(_PLAIN[name], name, inner)
     return None

@@ -70,9 +70,9 @@ class MaintenanceMethods:
         from omnigraph_spark.maintenance import optimize
         from omnigraph_spark.write.plan import Settings
 
-        asked = self._write_options("append", branch, write_options)
+        options = self._write_options("append", branch, write_options)
         return optimize.create_index(
-            self._store(), branch, table, column, type, name, Settings.of(asked), asked.actor
+            self._store(), branch, table, column, type, name, Settings.of(options), options.actor
         )
 
     def drop_index(
@@ -88,9 +88,9 @@ class MaintenanceMethods:
         from omnigraph_spark.maintenance import optimize
         from omnigraph_spark.write.plan import Settings
 
-        asked = self._write_options("append", branch, write_options)
+        options = self._write_options("append", branch, write_options)
         return optimize.drop_index(
-            self._store(), branch, table, name, Settings.of(asked), asked.actor
+            self._store(), branch, table, name, Settings.of(options), options.actor
         )
 
     def optimize_indices(
@@ -109,9 +109,9 @@ class MaintenanceMethods:
         from omnigraph_spark.maintenance import optimize
         from omnigraph_spark.write.plan import Settings
 
-        asked = self._write_options("append", branch, write_options)
+        options = self._write_options("append", branch, write_options)
         return optimize.optimize_indices(
-            self._store(), branch, tables, Settings.of(asked), asked.actor
+            self._store(), branch, tables, Settings.of(options), options.actor
         )
 
     def optimize(
@@ -139,7 +139,7 @@ class MaintenanceMethods:
         from omnigraph_spark.maintenance import optimize
         from omnigraph_spark.write.plan import Settings
 
-        asked = self._write_options("append", branch, write_options)
+        options = self._write_options("append", branch, write_options)
         return optimize.optimize(
             self._store(),
             branch,
@@ -147,8 +147,8 @@ class MaintenanceMethods:
             optimize.run_on_spark(cast("OmniGraph", self).spark),
             target_rows=target_rows,
             deletions=deletions,
-            settings=Settings.of(asked),
-            actor=asked.actor,
+            settings=Settings.of(options),
+            actor=options.actor,
         )
 
     def cleanup(

@@ -53,11 +53,11 @@ class QueryMethods:
         from omnigraph_spark.narrowing import frames
 
         graph = cast("OmniGraph", self)
-        found = self._snapshot(branch, version)
+        snapshot = self._snapshot(branch, version)
         words = {word.lower() for word in _WORD.findall(text)}
         views = {
-            view: graph.table(key, branch=found.branch, version=found.graph_version)
-            for key, view in view_names("", [*found.tables]).items()
+            view: graph.table(key, branch=snapshot.branch, version=snapshot.graph_version)
+            for key, view in view_names("", [*snapshot.tables]).items()
             if view.lower() in words
         }
         made = frames.sql_over(graph.spark, views, text, args)
@@ -90,9 +90,13 @@ class QueryMethods:
         from omnigraph_spark.narrowing.narrow import narrow
 
         graph = cast("OmniGraph", self)
-        found = self._snapshot(branch, version)
+        snapshot = self._snapshot(branch, version)
         return narrow(
-            make(lambda name: graph.table(name, branch=found.branch, version=found.graph_version))
+            make(
+                lambda name: graph.table(
+                    name, branch=snapshot.branch, version=snapshot.graph_version
+                )
+            )
         )
 
     def _snapshot(self, branch: str | None, version: int | str | datetime | None) -> Snapshot:

@@ -124,8 +124,8 @@ class RefMethods:
         """
         from omnigraph_spark.merge import restore
 
-        asked = self._write_options("overwrite", branch, write_options)
-        return restore.restore(self._store(), asked, str(version))
+        options = self._write_options("overwrite", branch, write_options)
+        return restore.restore(self._store(), options, str(version))
 
     def diff(
         self,
@@ -177,8 +177,8 @@ class RefMethods:
         """
         from omnigraph_spark.merge import merge
 
-        asked = self._write_options("overwrite", into, write_options)
-        return merge.merge(self._graph(), asked, source, dry_run=dry_run, resolution=resolution)
+        options = self._write_options("overwrite", into, write_options)
+        return merge.merge(self._graph(), options, source, dry_run=dry_run, resolution=resolution)
 
     def fast_forward(self, source: str, into: str = layout.MAIN, **write_options: Any) -> Merged:
         """Merge a branch into one that hasn't moved since it began; else as `merge`.
@@ -189,5 +189,5 @@ class RefMethods:
         """
         from omnigraph_spark.merge import merge
 
-        asked = self._write_options("overwrite", into, write_options)
-        return merge.merge(self._graph(), asked, source, only_fast_forward=True)
+        options = self._write_options("overwrite", into, write_options)
+        return merge.merge(self._graph(), options, source, only_fast_forward=True)

@@ -68,7 +68,7 @@ class RowMethods:
         from omnigraph_spark.write.commit import bulk
 
         _check_on_delete(on_delete)
-        found = [
+        clauses = [
             *merge_clauses.clauses("when_matched", when_matched, True),
             *merge_clauses.clauses("when_not_matched", when_not_matched, False),
         ]
@@ -76,7 +76,7 @@ class RowMethods:
         options = graph._write_options("merge", branch, write_options)
         keys = edge_keys.of_table(graph._store(), options, table)
         target = graph.table(table, branch=branch)
-        upserts, gone = merge_clauses.split(target, frame, found, keys)
+        upserts, gone = merge_clauses.split(target, frame, clauses, keys)
         if upserts is None and gone is None:
             raise OptionError("merge_into has no clause", expected="when_matched, when_not_matched")
         if upserts is None and gone is not None:

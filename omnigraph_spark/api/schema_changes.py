@@ -61,8 +61,8 @@ class SchemaMethods:
             given["keys"] = f"{name}: {key}"
         if endpoints is not None:
             given["endpoints"] = f"{name}: {endpoints[0]} -> {endpoints[1]}"
-        asked = self._write_options("append", branch, given)
-        return properties.add_table(self._store(), asked, table, columns)
+        options = self._write_options("append", branch, given)
+        return properties.add_table(self._store(), options, table, columns)
 
     def drop_table(
         self, *tables: str, branch: str = layout.MAIN, **write_options: Any
@@ -78,8 +78,8 @@ class SchemaMethods:
         """
         from omnigraph_spark.schema_changes import properties
 
-        asked = self._write_options("append", branch, write_options)
-        return properties.drop_table(self._store(), asked, tables)
+        options = self._write_options("append", branch, write_options)
+        return properties.drop_table(self._store(), options, tables)
 
     def add_property(
         self,
@@ -100,8 +100,8 @@ class SchemaMethods:
         """
         from omnigraph_spark.schema_changes import properties
 
-        asked = self._write_options("append", branch, write_options)
-        return properties.add_property(self._store(), asked, table, name, kind)
+        options = self._write_options("append", branch, write_options)
+        return properties.add_property(self._store(), options, table, name, kind)
 
     def drop_property(
         self, table: str, name: str, *, branch: str = layout.MAIN, **write_options: Any
@@ -115,8 +115,8 @@ class SchemaMethods:
         """
         from omnigraph_spark.schema_changes import properties
 
-        asked = self._write_options("append", branch, write_options)
-        return properties.drop_property(self._store(), asked, table, name)
+        options = self._write_options("append", branch, write_options)
+        return properties.drop_property(self._store(), options, table, name)
 
     def alter_property(
         self,
@@ -144,17 +144,17 @@ class SchemaMethods:
         """
         from omnigraph_spark.schema_changes import properties
 
-        asked = self._write_options("append", branch, write_options)
+        options = self._write_options("append", branch, write_options)
         if type is None:
             may_be = True if nullable is None else nullable
-            return properties.alter_property(self._store(), asked, table, name, may_be)
+            return properties.alter_property(self._store(), options, table, name, may_be)
         if nullable is not None:
             raise OptionError(
                 "alter_property changes the type or allows null, one at a time",
                 expected="type or nullable",
                 found="both",
             )
-        return properties.widen_property(self._store(), asked, table, name, type)
+        return properties.widen_property(self._store(), options, table, name, type)
 
     def rename_property(
         self, table: str, old: str, new: str, *, branch: str = layout.MAIN, **write_options: Any
@@ -168,8 +168,8 @@ class SchemaMethods:
         """
         from omnigraph_spark.schema_changes import properties
 
-        asked = self._write_options("append", branch, write_options)
-        return properties.rename_property(self._store(), asked, table, old, new)
+        options = self._write_options("append", branch, write_options)
+        return properties.rename_property(self._store(), options, table, old, new)
 
     def convert(self, new_uri: str, format: int) -> OmniGraph:
         """Make a new graph in the other form at `new_uri`; returns its handle.

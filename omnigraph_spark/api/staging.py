@@ -169,14 +169,14 @@ class _Side:
         from omnigraph_spark.refs import refs
 
         storage = self._graph._store()
-        own = next(one for one in refs.list_branches(storage) if one.name == self.branch)
+        own = next(branch for branch in refs.list_branches(storage) if branch.name == self.branch)
         return head_version(storage, self.branch) == own.parent_version
 
     def _merged(self, *, only_fast_forward: bool) -> Merged:
         from omnigraph_spark.merge import merge
 
-        asked = self._graph._write_options("overwrite", self.target, self._given)
-        return merge.merge(self._graph, asked, self.branch, only_fast_forward=only_fast_forward)
+        options = self._graph._write_options("overwrite", self.target, self._given)
+        return merge.merge(self._graph, options, self.branch, only_fast_forward=only_fast_forward)
 
     def _dropped(self) -> None:
         """Drop what is staged after it has been published, or because something else failed."""
@@ -253,8 +253,8 @@ class Transaction(_Side):
                     text = ", ".join(texts[name] for name in sorted(names & {*texts}))
                     write_options = {option: text, **write_options} if text else write_options
                 self.write(written, mode="merge", **write_options)
-            there = load(self._graph._store(), self.branch).tables
-            gone = {key: frame for key, frame in gone.items() if key in there}
+            tables = load(self._graph._store(), self.branch).tables
+            gone = {key: frame for key, frame in gone.items() if key in tables}
             if gone:
                 self.write(gone, mode="delete")
         finally:
@@ -290,8 +290,8 @@ class Transaction(_Side):
             self._dropped()
 
     def _publish(self) -> None:
-        asked = self._graph._write_options("overwrite", self.target, self._given)
-        end = time.monotonic() + asked.commit_timeout_seconds
+        options = self._graph._write_options("overwrite", self.target, self._given)
+        end = time.monotonic() + options.commit_timeout_seconds
         while True:
             try:
                 done = self._merged(only_fast_forward=False).committed
@@ -313,9 +313,9 @@ class Transaction(_Side):
     def _is_published(self) -> bool:
         from omnigraph_spark.manifest import publisher
 
-        asked = self._graph._write_options("overwrite", self.target, self._given)
+        options = self._graph._write_options("overwrite", self.target, self._given)
         storage = self._graph._store()
-        return asked.txn is not None and publisher.is_published(storage, self.target, asked.txn)
+        return options.txn is not None and publisher.is_published(storage, self.target, options.txn)
 
 
 @for_people

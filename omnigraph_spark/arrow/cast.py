@@ -108,8 +108,8 @@ def _to_vector(array: pa.Array, target: pa.DataType, leaf: Leaf) -> pa.Array:
     lengths = pc.list_value_length(array)
     wrong = pc.not_equal(lengths, width)
     if pc.any(wrong).as_py():
-        found = lengths.filter(pc.fill_null(wrong, False))[0].as_py()
-        raise pa.ArrowInvalid(f"width {width} expected, width {found} found")
+        actual = lengths.filter(pc.fill_null(wrong, False))[0].as_py()
+        raise pa.ArrowInvalid(f"width {width} expected, width {actual} found")
     values = convert(array.flatten(), target.value_type, leaf)
     _check_nulls(values, target.value_field)
     if not array.null_count:

@@ -23,14 +23,14 @@ def differing(left: pa.Array, right: pa.Array) -> Flags:
     """Return True for each row whose value differs; both columns are of one type and length."""
     left, right = _plain(left), _plain(right)
     null, other = _flags(left.is_null()), _flags(right.is_null())
-    found: Flags = np.not_equal(null, other)
+    flags: Flags = np.not_equal(null, other)
     compare = np.flatnonzero(~null & ~other)
     if len(compare):
         if len(compare) < len(left):
             rows = pa.array(compare)
             left, right = left.take(rows), right.take(rows)
-        found[compare] = _values_differ(left, right)
-    return found
+        flags[compare] = _values_differ(left, right)
+    return flags
 
 
 def stored(value: Any, kind: pa.DataType) -> Any:
@@ -49,12 +49,12 @@ def stored(value: Any, kind: pa.DataType) -> Any:
             return "NaN"
         return value if value else ("zero", math.copysign(1.0, value))
     if pt.is_struct(kind):
-        return tuple(stored(value[one.name], one.type) for one in kind)
+        return tuple(stored(value[field.name], field.type) for field in kind)
     if pt.is_map(kind):
         entries = value.items() if isinstance(value, dict) else value
         return frozenset((stored(k, kind.key_type), stored(v, kind.item_type)) for k, v in entries)
     if isinstance(value, list):
-        return tuple(stored(one, kind.value_type) for one in value)
+        return tuple(stored(item, kind.value_type) for item in value)
     return value
 
 
@@ -67,18 +67,18 @@ def _plain(column: pa.Array) -> pa.Array:
 
 
 def _flags(column: pa.Array) -> Flags:
-    found: Flags = column.to_numpy(zero_copy_only=False).astype(bool)
-    return found
+    flags: Flags = column.to_numpy(zero_copy_only=False).astype(bool)
+    return flags
 
 
 def _values_differ(left: pa.Array, right: pa.Array) -> Flags:
     """Compare rows of which none is null."""
     kind = left.type
     if pt.is_struct(kind):
-        found = np.zeros(len(left), dtype=bool)
-        for one, other in zip(left.flatten(), right.flatten(), strict=True):
-            found |= differing(one, other)
-        return found
+        flags = np.zeros(len(left), dtype=bool)
+        for child, other in zip(left.flatten(), right.flatten(), strict=True):
+            flags |= differing(child, other)
+        return flags
     if pt.is_fixed_size_list(kind):
         inner = differing(left.flatten(), right.flatten())
         width = kind.list_size
@@ -104,12 +104,14 @@ def _is_nan(column: pa.Array) -> Any:
 
 
 def _lists_differ(left: pa.Array, right: pa.Array) -> Flags:
-    lengths = [pc.list_value_length(one).to_numpy(zero_copy_only=False) for one in (left, right)]
-    found: Flags = np.not_equal(lengths[0], lengths[1])
-    compare = np.flatnonzero(~found & (lengths[0] > 0))
+    lengths = [
+        pc.list_value_length(column).to_numpy(zero_copy_only=False) for column in (left, right)
+    ]
+    flags: Flags = np.not_equal(lengths[0], lengths[1])
+    compare = np.flatnonzero(~flags & (lengths[0] > 0))
     if len(compare):
         rows = pa.array(compare)
         inner = differing(left.take(rows).flatten(), right.take(rows).flatten())
         starts = np.concatenate(([0], np.cumsum(lengths[0][compare])[:-1]))
-        found[compare] = np.logical_or.reduceat(inner, starts)
-    return found
+        flags[compare] = np.logical_or.reduceat(inner, starts)
+    return flags

@@ -162,13 +162,13 @@ def record(
         return
     log = _opened(storage, branch)
     near = _near(storage, branch, own.graph_version, log)
-    there = any(
+    is_recorded = any(
         commit.graph_commit_id == own.publish_id
         and commit.merged_parent_commit_id == own.merged_parent
         for commit in near
         if commit.manifest_version == own.graph_version
     )
-    if there:
+    if is_recorded:
         return
     below = [commit for commit in near if commit.manifest_version < own.graph_version]
     previous = _chosen(below)[-1] if below else _inherited_head(storage, branch)
@@ -186,15 +186,15 @@ def record(
 
 def _near(storage: Storage, branch: str, version: int, log: LanceDataset | None) -> list[Commit]:
     """Return a branch's own commits of `version` and of the last version with a row below it."""
-    found: list[Commit] = []
+    commits: list[Commit] = []
     for newest in (_NEAR_ROWS, None):
         rows = _own_rows(storage, branch, newest, log)
         below = pc.max(rows.filter(pc.less(rows["manifest_version"], version))["manifest_version"])
-        wanted = pa.array([version, below.as_py()], pa.uint64())
-        found = _commits(rows.filter(pc.is_in(rows["manifest_version"], wanted)))
+        versions = pa.array([version, below.as_py()], pa.uint64())
+        commits = _commits(rows.filter(pc.is_in(rows["manifest_version"], versions)))
         if below.is_valid:
             break
-    return found
+    return commits
 
 
 def _inherited_head(storage: Storage, branch: str) -> Commit | None:
@@ -373,7 +373,7 @@ def complete(storage: Storage, branch: str, version: int, *, actors: bool = True
     """
     known = read_commits(storage, branch, actors=actors)
     if formats.of_graph(storage).has_lineage:
-        return [one for one in known if one.manifest_version <= version]
+        return [commit for commit in known if commit.manifest_version <= version]
     return _filled(storage, branch, version, known)
 
 
@@ -443,11 +443,11 @@ def find_commit(storage: Storage, commit_id: str) -> Commit | None:
     """
     if formats.of_graph(storage).has_lineage:
         every = (_published(storage, branch) for branch in branch_names(storage))
-        return next((c for one in every for c in one if c.graph_commit_id == commit_id), None)
+        return next((c for line in every for c in line if c.graph_commit_id == commit_id), None)
     for branch in branch_names(storage):
-        found = [c for c in _own(storage, branch) if c.graph_commit_id == commit_id]
-        if found:
-            return _with_actors(storage, found)[0]
+        matches = [c for c in _own(storage, branch) if c.graph_commit_id == commit_id]
+        if matches:
+            return _with_actors(storage, matches)[0]
     return None
 
 
@@ -456,27 +456,29 @@ def _published(storage: Storage, branch: str, since: int = 0) -> list[Commit]:
     rows = read_rows(open_manifest(storage, branch))
     if since:
         rows = rows.filter(pc.greater_equal(rows["table_version"], since))
-    return _later([_told(one) for one in lineage.commits_of(rows)])
+    return _later([_told(commit) for commit in lineage.commits_of(rows)])
 
 
-def _told(one: lineage.GraphCommit) -> Commit:
-    moment = datetime.fromtimestamp(0, timezone.utc) + timedelta(microseconds=one.created_at)
+def _told(commit: lineage.GraphCommit) -> Commit:
+    moment = datetime.fromtimestamp(0, timezone.utc) + timedelta(microseconds=commit.created_at)
     return Commit(
-        one.commit_id,
-        one.branch,
-        one.graph_version,
-        one.parent,
-        one.merged_parent,
+        commit.commit_id,
+        commit.branch,
+        commit.graph_version,
+        commit.parent,
+        commit.merged_parent,
         moment.replace(tzinfo=None),
-        one.actor,
+        commit.actor,
     )
 
 
 def _later(commits: list[Commit]) -> list[Commit]:
     """Return commits each later than the one before, whatever their writers' clocks say."""
     line: list[Commit] = []
-    for one in commits:
-        line.append(replace(one, created_at=_after(line[-1] if line else None, one.created_at)))
+    for commit in commits:
+        line.append(
+            replace(commit, created_at=_after(line[-1] if line else None, commit.created_at))
+        )
     return line
 
 
@@ -514,19 +516,19 @@ def _chosen(commits: list[Commit]) -> list[Commit]:
     for commit in _without_markers(commits):
         by_version.setdefault(commit.manifest_version, []).append(commit)
     chosen: list[Commit] = []
-    wanted: str | None = None
+    parent_id: str | None = None
     for version in sorted(by_version, reverse=True):
         best = min(
             by_version[version],
             key=lambda c: (
-                c.graph_commit_id != wanted,
+                c.graph_commit_id != parent_id,
                 c.merged_parent_commit_id is None,
                 c.created_at,
                 c.graph_commit_id,
             ),
         )
         chosen.append(best)
-        wanted = best.parent_commit_id
+        parent_id = best.parent_commit_id
     return chosen[::-1]
 
 
@@ -536,18 +538,18 @@ def _in_line(chosen: list[Commit]) -> list[Commit]:
     Rows may say otherwise: those that another engine wrote above a publish whose row wasn't there
     yet, and those of writers whose clocks differ. A parent that isn't in the line stays named.
     """
-    known = {one.graph_commit_id for one in chosen}
+    known = {commit.graph_commit_id for commit in chosen}
     line: list[Commit] = []
-    for one in chosen:
+    for commit in chosen:
         if line:
             before = line[-1]
-            parent = one.parent_commit_id
+            parent = commit.parent_commit_id
             if parent in known:
                 parent = before.graph_commit_id
-            created_at = _after(before, one.created_at)
-            if (parent, created_at) != (one.parent_commit_id, one.created_at):
-                one = replace(one, parent_commit_id=parent, created_at=created_at)
-        line.append(one)
+            created_at = _after(before, commit.created_at)
+            if (parent, created_at) != (commit.parent_commit_id, commit.created_at):
+                commit = replace(commit, parent_commit_id=parent, created_at=created_at)
+        line.append(commit)
     return line
 
 
@@ -558,14 +560,14 @@ def _without_markers(commits: list[Commit]) -> list[Commit]:
     """
     known = {c.graph_commit_id: c for c in commits}
     meant: dict[str | None, str] = {}
-    for c in sorted(commits, key=lambda one: one.created_at):
+    for c in sorted(commits, key=lambda commit: commit.created_at):
         parent = known.get(c.parent_commit_id or "")
         same = parent and (parent.branch, parent.manifest_version) == (c.branch, c.manifest_version)
         if parent and same and c.merged_parent_commit_id is None:
             meant[c.graph_commit_id] = meant.get(parent.graph_commit_id, parent.graph_commit_id)
-    kept = [c for c in commits if c.graph_commit_id not in meant]
-    parents = [meant.get(c.parent_commit_id, c.parent_commit_id) for c in kept]
-    return [replace(c, parent_commit_id=p) for c, p in zip(kept, parents, strict=True)]
+    remaining = [c for c in commits if c.graph_commit_id not in meant]
+    parents = [meant.get(c.parent_commit_id, c.parent_commit_id) for c in remaining]
+    return [replace(c, parent_commit_id=p) for c, p in zip(remaining, parents, strict=True)]
 
 
 def _with_actors(

@@ -150,10 +150,10 @@ def refuse_unspellable(types: EngineSchema) -> None:
     Raises:
         UnsupportedError: names the column.
     """
-    for one in types.types():
-        for left in one.left_out:
+    for table in types.types():
+        for left in table.left_out:
             raise UnsupportedError(
-                f"{one.table_key}.{left.column} can't be a column of a graph of form {OF_TODAY}:"
+                f"{table.table_key}.{left.column} can't be a column of a graph of form {OF_TODAY}:"
                 f" {left.reason}",
                 expected="columns that the engine has a type and a name for",
                 found=left.column,
@@ -172,8 +172,8 @@ def empty_table(
     """
     key, location = one.table_key, pair.location(one.table_key)
     _make_table(storage, location, table_schema(one))
-    told = {**_metadata(storage, location), OURS: dict(ours)}
-    return TableRow(key, location, pair), VersionRow(key, _FIRST_VERSION, None, 0, told)
+    metadata = {**_metadata(storage, location), OURS: dict(ours)}
+    return TableRow(key, location, pair), VersionRow(key, _FIRST_VERSION, None, 0, metadata)
 
 
 def _make_table(storage: Storage, location: str, schema: pa.Schema) -> None:
@@ -183,13 +183,13 @@ def _make_table(storage: Storage, location: str, schema: pa.Schema) -> None:
     except StorageError as error:
         if outcome_of(error.__cause__ or error) is not Outcome.CONFLICT:
             raise
-        there = storage.dataset(location)
-        same = there.schema.equals(schema, check_metadata=True)
-        if not same or there.version != _FIRST_VERSION or there.count_rows():
+        existing = storage.dataset(location)
+        same = existing.schema.equals(schema, check_metadata=True)
+        if not same or existing.version != _FIRST_VERSION or existing.count_rows():
             raise StorageError(
                 f"The folder {location} holds another table, and there is no graph",
                 expected="an empty folder, or none",
-                found=f"{there.count_rows()} rows at version {there.version}",
+                found=f"{existing.count_rows()} rows at version {existing.version}",
                 hint="Nothing was made. If no other process is making a graph there, delete"
                 f" {storage.uri(location)}, or choose another path",
             ) from error
@@ -204,14 +204,14 @@ def _rows(
 ) -> list[AnyRow]:
     commit_id = new_ulid()
     rows: list[AnyRow] = []
-    for one in types.types():
-        key = one.table_key
+    for table_type in types.types():
+        key = table_type.table_key
         ours: dict[str, Any] = {"publish_id": commit_id}
         if not rows:
             ours[_MADE] = dict(made)
         if edge_keys.get(key):
             ours[EDGE_KEY] = list(edge_keys[key])
-        rows += empty_table(storage, one, pairs[key], ours)
+        rows += empty_table(storage, table_type, pairs[key], ours)
     now = time.time_ns() // 1000
     rows += rows_of(CommitRow(commit_id, _FIRST_VERSION, None, None, now))
     return rows
@@ -237,18 +237,18 @@ def _complete(storage: Storage, manifest: LanceDataset) -> None:
     newest = open_main(storage)  # the one that was given may be older
     if newest.version != _FIRST_VERSION:
         return
-    told = (
+    notes = (
         json.loads(row["metadata"]).get(OURS, {}).get(_MADE)
         for row in read_rows(newest).to_pylist()
         if row["object_type"] == VERSION
     )
-    made = next((one for one in told if one is not None), None)
+    made = next((note for note in notes if note is not None), None)
     if made is None:
         return
     text = made["text"]
     ir_text = ir2.new_ir(engine_schema.parse_pg(text), made["domain"])
-    there = [storage.get(name) for name in layout.SCHEMA_FILES]
-    if there != [one.encode("utf-8") for one in _files(text, ir_text)]:
+    existing = [storage.get(name) for name in layout.SCHEMA_FILES]
+    if existing != [content.encode("utf-8") for content in _files(text, ir_text)]:
         _put_files(storage, text, ir_text)
 
 

@@ -75,10 +75,10 @@ def fork_of(storage: Storage, branch: str) -> Fork | None:
     if layout.lance_branch(branch) is None:
         return None
     try:
-        found = branch_ref(storage, branch)
+        ref = branch_ref(storage, branch)
     except GraphNotFoundError:
         return None
-    return Fork(found.parent, found.parent_version)
+    return Fork(ref.parent, ref.parent_version)
 
 
 def branch_names(storage: Storage) -> list[str]:
@@ -92,8 +92,8 @@ def branch_names(storage: Storage) -> list[str]:
     except DatasetNotFoundError:
         return [layout.MAIN]
     with translated(f"Listing the branches of {layout.MANIFEST}"):
-        found = set(manifest.branches.list()) - {layout.SCHEMA_LOCK}
-    return [layout.MAIN, *sorted(found)]
+        names = set(manifest.branches.list()) - {layout.SCHEMA_LOCK}
+    return [layout.MAIN, *sorted(names)]
 
 
 def publishes_between(
@@ -115,7 +115,7 @@ def publishes_between(
     if not versions:
         return []
     manifest = storage.dataset(layout.MANIFEST, layout.lance_branch(branch))
-    found = []
+    publishes = []
     for version in versions:
         try:
             with translated(f"Reading version {version} of {layout.MANIFEST}"):
@@ -123,8 +123,8 @@ def publishes_between(
         except DatasetNotFoundError:
             continue
         if published is not None:
-            found.append(published)
-    return found
+            publishes.append(published)
+    return publishes
 
 
 def keeps_rows(dataset: LanceDataset, version: int) -> bool:
@@ -185,8 +185,8 @@ def _ours(manifest: LanceDataset, fragments: list[Any]) -> dict[str, Any]:
     if not fragments:
         return {}
     rows = manifest.scanner(columns=["object_type", "metadata"], fragments=fragments).to_table()
-    told = rows.filter(pc.is_in(rows["object_type"], pa.array([VERSION, TOMBSTONE])))
-    texts = told["metadata"].to_pylist()
+    table_rows = rows.filter(pc.is_in(rows["object_type"], pa.array([VERSION, TOMBSTONE])))
+    texts = table_rows["metadata"].to_pylist()
     for text in texts:
         try:
             ours = json.loads(text or "{}").get(OURS)

@@ -143,28 +143,28 @@ def read_runs(storage: Storage) -> pa.Table:
     actors = append_log.read(storage, RUN_ACTORS)
     if actors is None:
         actors = RUN_ACTORS.schema.empty_table()
-    place = pc.index_in(rows["run_id"], actors["run_id"].combine_chunks())
-    rows = rows.append_column("actor_id", pc.take(actors["actor_id"], place))
+    positions = pc.index_in(rows["run_id"], actors["run_id"].combine_chunks())
+    rows = rows.append_column("actor_id", pc.take(actors["actor_id"], positions))
     # `running` before the ends that a run may come to within the same microsecond.
     return rows.sort_by([("updated_at", "ascending"), ("status", "descending")])
 
 
 def _rows_of(storage: Storage, run_id: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    run_rows: list[dict[str, Any]] = []
     for newest in (_NEAR_ROWS, None):
         rows = append_log.read(storage, RUNS, newest=newest)
-        found = [] if rows is None else rows.filter(pc.equal(rows["run_id"], run_id)).to_pylist()
-        if any(row["status"] == RUNNING for row in found):
+        run_rows = [] if rows is None else rows.filter(pc.equal(rows["run_id"], run_id)).to_pylist()
+        if any(row["status"] == RUNNING for row in run_rows):
             break
-    return found
+    return run_rows
 
 
-def _best_effort(storage: Storage, what: str, note: Callable[[], None]) -> None:
+def _best_effort(storage: Storage, event: str, note: Callable[[], None]) -> None:
     try:
         if not formats.of_graph(storage).has_lineage:
             note()
     except OmnigraphError as error:
-        _log.warning("%s was not noted in %s: %s", what, layout.GRAPH_RUNS, error)
+        _log.warning("%s was not noted in %s: %s", event, layout.GRAPH_RUNS, error)
 
 
 def _now() -> datetime:

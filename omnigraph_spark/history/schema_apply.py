@@ -89,13 +89,13 @@ def add_tables(
     def made(_: Snapshot, pairs: Mapping[str, Identity]) -> list[ManifestRow]:
         rows: list[ManifestRow] = []
         for key, pair in pairs.items():
-            one = types.of_table(key)
-            if one is None:
+            table_type = types.of_table(key)
+            if table_type is None:
                 raise CorruptManifestError(f"{layout.SCHEMA_IR} names {key}, which has no table")
             ours: dict[str, Any] = dict(marks)
             if edge_keys.get(key):
                 ours[EDGE_KEY] = list(edge_keys[key])
-            rows += new_graph.empty_table(storage, one, pair, ours)
+            rows += new_graph.empty_table(storage, table_type, pair, ours)
         return rows
 
     def changed(text: str) -> str:
@@ -119,14 +119,14 @@ def drop_tables(
     commit_id = new_ulid()
 
     def gone(snapshot: Snapshot, _: Mapping[str, Identity]) -> list[ManifestRow]:
-        found: list[ManifestRow] = []
+        tombstones: list[ManifestRow] = []
         for key in sorted(expected):
             entry = snapshot.entry(key)
-            told = {"publish_id": commit_id, "mode": "alter", "rows_added": 0}
-            told["rows_removed"] = entry.row_count
+            marks = {"publish_id": commit_id, "mode": "alter", "rows_added": 0}
+            marks["rows_removed"] = entry.row_count
             # The number that the engine seals a table with, above all that were published.
-            found.append(TombstoneRow(key, snapshot.floors[key] + 1, {OURS: told}))
-        return found
+            tombstones.append(TombstoneRow(key, snapshot.floors[key] + 1, {OURS: marks}))
+        return tombstones
 
     def changed(text: str) -> str:
         return edits.drop_types(text, frozenset(expected))
@@ -190,7 +190,7 @@ def _published(storage: Storage, change: Change) -> tuple[Published, tuple[bytes
             storage.put(path, content)
             _faults.point("schema_apply.file_staged")
         _faults.point("schema_apply.staged")
-        asked = Publish(
+        request = Publish(
             layout.MAIN,
             commit_id,
             tuple(changes),
@@ -200,7 +200,7 @@ def _published(storage: Storage, change: Change) -> tuple[Published, tuple[bytes
             identities=snapshot.identities,
             onto=onto,
         )
-        published = publish(storage, asked)
+        published = publish(storage, request)
     except PublishOutcomeUnknown:
         raise
     except OmnigraphError:
@@ -222,20 +222,20 @@ def _ended(storage: Storage, holder: str, tidy: Callable[[Storage, str], None]) 
 def _files(storage: Storage, snapshot: Snapshot) -> tuple[str, str]:
     """Return `_schema.pg` and the IR if they agree with each other and with the tables."""
     texts = [storage.get(name) for name in layout.SCHEMA_FILES]
-    pg, ir_text, state = (None if one is None else one.decode("utf-8") for one in texts)
+    pg, ir_text, state = (None if data is None else data.decode("utf-8") for data in texts)
     if pg is None or ir_text is None or state is None:
         raise CorruptManifestError(
             "A schema file of the graph is missing",
             expected=", ".join(layout.SCHEMA_FILES),
             hint="Bring it back from a copy of the graph; the engine refuses it without",
         )
-    what = ir2.disagreement(engine_schema.parse_pg(pg), ir_text, state)
+    disagreement = ir2.disagreement(engine_schema.parse_pg(pg), ir_text, state)
     pairs = ir2.table_ids(ir2.document(ir_text))
-    if what is None and pairs != dict(snapshot.identities):
-        what = f"{layout.SCHEMA_IR} names other tables than __manifest"
-    if what is not None:
+    if disagreement is None and pairs != dict(snapshot.identities):
+        disagreement = f"{layout.SCHEMA_IR} names other tables than __manifest"
+    if disagreement is not None:
         raise CorruptManifestError(
-            f"The schema files can't be changed: {what}",
+            f"The schema files can't be changed: {disagreement}",
             expected="three files that agree with each other and with the tables",
             hint="Nothing was changed. Open the graph with the engine, or bring the files back from"
             " a copy of the graph",

@@ -55,9 +55,9 @@ def check(asked: Question) -> Verdict:
         CorruptManifestError: the ends of an edge table are declared nowhere.
     """
     with Scratch() as scratch:
-        one = _Round(asked, scratch)
-        bad = one.run()
-    return Verdict(one.read, bad, {} if bad else one.seen)
+        round_ = _Round(asked, scratch)
+        bad = round_.run()
+    return Verdict(round_.read, bad, {} if bad else round_.seen)
 
 
 class _Round(RoundRows):
@@ -99,11 +99,11 @@ class _Round(RoundRows):
             )
         if staged.write.replaces != NOTHING or key not in self._snapshot.tables:
             return
-        there = self._published(key, {"id": "id"}, self._few(s, "id"))
+        published = self._published(key, {"id": "id"}, self._few(s, "id"))
         self._db.run(
             "CREATE OR REPLACE TABLE hits AS "
             f"SELECT p.id FROM {_kept(staged)} SEMI JOIN {s} t ON p.id = t.id",
-            p=there,
+            p=published,
         )
         self._report(
             staged,
@@ -120,31 +120,31 @@ class _Round(RoundRows):
         listed = ", ".join(names)
         filled = " AND ".join(f"{name} IS NOT NULL" for name in names)
         shown = names[0] if len(names) == 1 else f"concat_ws(', ', {listed})"
-        told = ", ".join(columns)
+        label = ", ".join(columns)
         select = f"SELECT f, r, {shown} AS v FROM {s} WHERE {filled} AND ({listed}) IN "
         self._report(
             staged,
             UNIQUE,
-            told,
+            label,
             f"{select}(SELECT {listed} FROM {s} WHERE {filled} GROUP BY ALL HAVING count(*) > 1)",
             "values that no other row has",
             "Keep one row of each value",
         )
         if staged.write.replaces == ALL or key not in self._snapshot.tables:
             return
-        wanted = self._stored(staged, dict.fromkeys(["id", *names]))
-        if wanted is None:
+        stored = self._stored(staged, dict.fromkeys(["id", *names]))
+        if stored is None:
             return
         on = " AND ".join(f"p.{name} = t.{name}" for name in names)
         self._db.run(
             f"CREATE OR REPLACE TABLE hits AS SELECT {', '.join(f'p.{name}' for name in names)} "
             f"FROM {_kept(staged)} SEMI JOIN {s} t ON {on}",
-            p=self._published(key, wanted, whole=staged.write.replaces == SAME_IDS),
+            p=self._published(key, stored, whole=staged.write.replaces == SAME_IDS),
         )
         self._report(
             staged,
             UNIQUE,
-            told,
+            label,
             f"{select}(SELECT {listed} FROM hits)",
             f"values that no row of {key} has yet",
             "Drop those rows, or change the values",
@@ -153,10 +153,12 @@ class _Round(RoundRows):
     def _stored(self, staged: Staged, names: Iterable[str]) -> dict[str, str] | None:
         """Return the published columns of scratch columns; None: no row has one that is added."""
         before = staged.write.before
-        found = {name: before.get(column, column) for name, column in staged.pairs(names)}
-        wanted = {name: column for name, column in found.items() if column is not None}
-        there = self._columns_of(staged.write.table_key)
-        return wanted if wanted.keys() == found.keys() and there >= {*wanted.values()} else None
+        columns = {name: before.get(column, column) for name, column in staged.pairs(names)}
+        stored = {name: column for name, column in columns.items() if column is not None}
+        existing = self._columns_of(staged.write.table_key)
+        return (
+            stored if stored.keys() == columns.keys() and existing >= {*stored.values()} else None
+        )
 
     def _ends(self, staged: Staged) -> tuple[str, str]:
         if staged.rules.ends is None:
@@ -271,15 +273,15 @@ class _Round(RoundRows):
                 f"SEMI JOIN gone g ON p.{column} = g.id",
                 p=self._published(edge_table, {"id": "id", column: column}, whole=True),
             )
-            told = self._violation(
+            violation = self._violation(
                 edge_table,
                 STRANDED,
                 column,
                 f"a {column} that the new rows of {key} have too",
                 "Overwrite the edges in the same write, or delete them before",
             )
-            if told is not None:
-                raise told.error()
+            if violation is not None:
+                raise violation.error()
 
 
 def _kept(staged: Staged | None) -> str:

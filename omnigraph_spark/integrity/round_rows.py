@@ -99,10 +99,10 @@ class RoundRows:
         self._snapshot = asked.snapshot
         self._db = scratch
         ordered = sorted(
-            asked.writes, key=lambda one: (layout.is_edge(one.table_key), one.table_key)
+            asked.writes, key=lambda write: (layout.is_edge(write.table_key), write.table_key)
         )
         self._staged = {
-            one.table_key: self._described(number, one) for number, one in enumerate(ordered)
+            write.table_key: self._described(number, write) for number, write in enumerate(ordered)
         }
         self._datasets: dict[str, LanceDataset] = {}
         self._fragments: dict[str, dict[str, Any]] = {}
@@ -112,16 +112,16 @@ class RoundRows:
     # --- staged rows -----------------------------------------------------------------------------
 
     def _described(self, number: int, write: TableWrite) -> Staged:
-        found = rules.of_table(self._asked.schema, write.table_key)
+        table_rules = rules.of_table(self._asked.schema, write.table_key)
         with_ends = self._asked.strict and layout.is_edge(write.table_key)
         stored = ["id", *(("src", "dst") if with_ends else ())]
-        there = set(write.schema.names)
-        asked = found.unique if self._asked.unique else ()
-        groups = tuple(group for group in asked if set(group) <= there)
+        names = set(write.schema.names)
+        unique = table_rules.unique if self._asked.unique else ()
+        groups = tuple(group for group in unique if set(group) <= names)
         extra = [c for c in dict.fromkeys(c for group in groups for c in group) if c not in stored]
         columns = {name: name for name in stored} | {f"c{i}": c for i, c in enumerate(extra)}
-        kept = TableRules(unique=groups, ends=found.ends, card=found.card)
-        return Staged(write, kept, f"s{number}", columns)
+        checked_rules = TableRules(unique=groups, ends=table_rules.ends, card=table_rules.card)
+        return Staged(write, checked_rules, f"s{number}", columns)
 
     def _load(self, staged: Staged) -> None:
         name = staged.name
@@ -150,18 +150,18 @@ class RoundRows:
     ) -> None:
         """Raise what the query (`f`, `r`, `v`) finds, or take its rows out of the write."""
         self._db.run(f"CREATE OR REPLACE TABLE found AS {select}")
-        told = self._violation(staged.write.table_key, rule, column, expected, hint)
-        if told is None:
+        violation = self._violation(staged.write.table_key, rule, column, expected, hint)
+        if violation is None:
             return
         if not self._asked.set_aside:
-            raise told.error()
-        values = ", ".join(_text(one) for one in (rule, column, f"expected {expected}"))
+            raise violation.error()
+        values = ", ".join(_text(value) for value in (rule, column, f"expected {expected}"))
         self._db.run(f"INSERT INTO {staged.name}_bad SELECT f, r, {values} FROM found")
         self._db.run(
             f"CREATE OR REPLACE TABLE {staged.name} AS "
             f"SELECT s.* FROM {staged.name} s ANTI JOIN found b ON s.f = b.f AND s.r = b.r"
         )
-        staged.rows -= told.count
+        staged.rows -= violation.count
 
     def _violation(
         self, table_key: str, rule: str, column: str, expected: str, hint: str
@@ -172,17 +172,17 @@ class RoundRows:
         samples = self._db.run(
             f"SELECT v FROM (SELECT DISTINCT v FROM found) ORDER BY v LIMIT {MOST_SAMPLES}"
         )
-        told = tuple(sample for (sample,) in samples)
-        return Violation(table_key, rule, column, count, told, expected, hint)
+        values = tuple(sample for (sample,) in samples)
+        return Violation(table_key, rule, column, count, values, expected, hint)
 
     def _bad_rows(self) -> dict[str, pa.Table]:
         if not self._asked.set_aside:
             return {}
-        found = {
+        tables = {
             key: self._db.table(f"SELECT * FROM {staged.name}_bad ORDER BY f, r")
             for key, staged in self._staged.items()
         }
-        return {key: rows for key, rows in found.items() if rows.num_rows}
+        return {key: rows for key, rows in tables.items() if rows.num_rows}
 
     # --- published rows --------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class RoundRows:
         seen = None if whole else self._asked.seen.get(key)
         if seen is None:
             return sources.published_rows(self._datasets[key], columns, None, among)
-        new = [fragment for told, fragment in fragments.items() if told not in seen]
+        new = [fragment for content, fragment in fragments.items() if content not in seen]
         return sources.published_rows(self._datasets[key], columns, new)
 
     def _fragments_of(self, key: str) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class ValueRule:
         if self.kind == ENUM:
             return f"one of {', '.join(self.values)}"
         if self.kind == RANGE:
-            low, high = ("" if one is None else f"{one}" for one in (self.low, self.high))
+            low, high = ("" if bound is None else f"{bound}" for bound in (self.low, self.high))
             return f"{low}..{high}"
         return f"a match of {self.pattern!r}"
 
@@ -145,18 +145,18 @@ def of_write(
 
 def of_table(schema: EngineSchema, table_key: str) -> TableRules:
     """Return the rules of a table; a table that the schema doesn't know has none."""
-    found = schema.of_table(table_key)
-    if found is None:
+    table_type = schema.of_table(table_key)
+    if table_type is None:
         return TableRules()
     ends: tuple[str, str] | None = None
     card: tuple[int, int | None] = (0, None)
-    if isinstance(found, EdgeType):
+    if isinstance(table_type, EdgeType):
         ends = (
-            layout.table_key(layout.NODE, found.source),
-            layout.table_key(layout.NODE, found.target),
+            layout.table_key(layout.NODE, table_type.source),
+            layout.table_key(layout.NODE, table_type.target),
         )
-        card = found.cardinality
-    return TableRules(tuple(_value_rules(found)), tuple(_unique(found)), ends, card)
+        card = table_type.cardinality
+    return TableRules(tuple(_value_rules(table_type)), tuple(_unique(table_type)), ends, card)
 
 
 def edges_at(schema: EngineSchema, node_table: str) -> list[tuple[str, str]]:
@@ -170,20 +170,20 @@ def edges_at(schema: EngineSchema, node_table: str) -> list[tuple[str, str]]:
     ]
 
 
-def _value_rules(found: NodeType | EdgeType) -> Iterable[ValueRule]:
-    for one in found.properties:
-        if one.type.enum_values is not None:
-            yield ValueRule(ENUM, one.name, values=one.type.enum_values)
-    for rule in found.constraints():
+def _value_rules(table_type: NodeType | EdgeType) -> Iterable[ValueRule]:
+    for prop in table_type.properties:
+        if prop.type.enum_values is not None:
+            yield ValueRule(ENUM, prop.name, values=prop.type.enum_values)
+    for rule in table_type.constraints():
         if rule.kind == "Range":
             yield ValueRule(RANGE, rule.columns[0], low=rule.bounds[0], high=rule.bounds[1])
         elif rule.kind == "Check":
             yield ValueRule(CHECK, rule.columns[0], pattern=rule.pattern)
 
 
-def _unique(found: NodeType | EdgeType) -> Iterable[tuple[str, ...]]:
+def _unique(table_type: NodeType | EdgeType) -> Iterable[tuple[str, ...]]:
     groups: dict[tuple[str, ...], None] = {}
-    for rule in found.constraints():
+    for rule in table_type.constraints():
         # A key of one property is the node's id, and ids are looked at anyway.
         if rule.kind == "Unique" or (rule.kind == "Key" and len(rule.columns) > 1):
             groups.setdefault(rule.columns)

@@ -82,12 +82,12 @@ class Scratch:
         try:
             for name, stream in streams.items():
                 self._db.register(name, stream)
-            found: pa.Table = self._db.sql(sql).to_arrow_table()
+            rows: pa.Table = self._db.sql(sql).to_arrow_table()
             for name in streams:
                 self._db.unregister(name)
         except (duckdb.Error, OSError) as error:
             raise self._failed(error) from error
-        return found
+        return rows
 
     def value(self, sql: str) -> Any:
         """Return the one value of a query.

@@ -53,8 +53,8 @@ class Screen:
             nulls = rows.column(field.name).is_null()
             rows = self._aside(rows, nulls, table_key, NOT_NULL, field.name, "a value")
         if key is not None and key in names and "id" in names:
-            given, wanted = (rows.column(name).cast(pa.utf8()) for name in ("id", key))
-            differ = pc.fill_null(pc.not_equal(given, wanted), False)
+            given, expected = (rows.column(name).cast(pa.utf8()) for name in ("id", key))
+            differ = pc.fill_null(pc.not_equal(given, expected), False)
             rows = self._aside(rows, differ, table_key, ID_IS_KEY, "id", f"the value of {key}")
         return rows
 

@@ -55,11 +55,11 @@ def staged_rows(
             rows = _rows_per_batch(file.bytes, file.rows)
             counted = pa.array(range(rows), pa.int64())
             for batch in staged_columns.batches(storage, file, table, stored, rows):
-                place = pc.add(counted.slice(0, batch.num_rows), row)
+                positions = pc.add(counted.slice(0, batch.num_rows), row)
                 row += batch.num_rows
                 values = [_comparable(batch.column(column)) for column in columns.values()]
                 yield pa.RecordBatch.from_arrays(
-                    [pa.repeat(pa.scalar(number, pa.int32()), batch.num_rows), place, *values],
+                    [pa.repeat(pa.scalar(number, pa.int32()), batch.num_rows), positions, *values],
                     schema=schema,
                 )
 
@@ -110,13 +110,13 @@ def fragments_of(dataset: LanceDataset) -> dict[str, Any]:
         StorageError: the store failed.
     """
     with translated("Listing the fragments of a table"):
-        found = {}
+        by_content = {}
         for fragment in dataset.get_fragments():
-            told = dict(fragment.metadata.to_json())
+            content = dict(fragment.metadata.to_json())
             for name in _NOT_ROWS:
-                told.pop(name, None)
-            found[json.dumps(told, sort_keys=True)] = fragment
-        return found
+                content.pop(name, None)
+            by_content[json.dumps(content, sort_keys=True)] = fragment
+        return by_content
 
 
 def _condition(column: str, texts: Sequence[str]) -> str | None:
@@ -136,9 +136,9 @@ def _rows_per_batch(size: int, rows: int) -> int:
 def _batch_size(dataset: LanceDataset) -> int:
     sizes = [_MOST_ROWS]
     for fragment in dataset.get_fragments():
-        told = fragment.metadata.to_json()
-        size = sum(file.get("file_size_bytes") or 0 for file in told["files"])
-        sizes.append(_rows_per_batch(size, told["physical_rows"] or 1))
+        metadata = fragment.metadata.to_json()
+        size = sum(file.get("file_size_bytes") or 0 for file in metadata["files"])
+        sizes.append(_rows_per_batch(size, metadata["physical_rows"] or 1))
     return min(sizes)
 
 

@@ -125,7 +125,7 @@ def _dataset(storage: Storage, file: StagedFile, table: pa.Schema) -> LanceDatas
     base = lance.DatasetBasePath(
         path=storage.uri(file.folder), name=None, is_dataset_root=True, id=_BASE
     )
-    fragments = [FragmentMetadata.from_json(json.dumps(one)) for one in numbered]
+    fragments = [FragmentMetadata.from_json(json.dumps(fragment)) for fragment in numbered]
     return lance.LanceDataset.commit(
         f"memory://{uuid.uuid4().hex}",
         lance.LanceOperation.Overwrite(table, fragments, initial_bases=[base]),

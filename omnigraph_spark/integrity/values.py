@@ -32,10 +32,10 @@ def broken(rule: ValueRule, rows: pa.RecordBatch) -> pa.Array | None:
     Nulls break no rule of values. A column that the table no longer has, or one of a type
     that the engine doesn't apply the rule to, breaks none either. NaN is within no range.
     """
-    place = rows.schema.get_field_index(rule.column)
-    if place < 0:
+    position = rows.schema.get_field_index(rule.column)
+    if position < 0:
         return None
-    column = rows.column(place)
+    column = rows.column(position)
     if column.null_count == len(column):
         return None
     bad = {ENUM: _bad_enum, RANGE: _bad_range, CHECK: _bad_check}[rule.kind](rule, column)
@@ -47,13 +47,13 @@ def broken(rule: ValueRule, rows: pa.RecordBatch) -> pa.Array | None:
 
 def violation(rule: ValueRule, table_key: str, rows: pa.RecordBatch, bad: pa.Array) -> Violation:
     """Return what is to be said of the rows of a batch that break a rule."""
-    found = rows.column(rule.column).filter(bad)
+    bad_values = rows.column(rule.column).filter(bad)
     return Violation(
         table_key,
         rule.kind,
         rule.column,
-        len(found),
-        tuple(found.slice(0, MOST_SAMPLES).to_pylist()),
+        len(bad_values),
+        tuple(bad_values.slice(0, MOST_SAMPLES).to_pylist()),
         rule.allowed(),
         "Mend or drop those rows before writing (counted within one batch)",
     )
@@ -150,7 +150,7 @@ _OTHER_TABLES = frozenset({STRANDED})
 
 def shown(samples: Sequence[Any]) -> str:
     """Return samples for a message, the long ones cut."""
-    return ", ".join(_clipped(repr(one)) for one in samples[:MOST_SAMPLES])
+    return ", ".join(_clipped(repr(sample)) for sample in samples[:MOST_SAMPLES])
 
 
 def _clipped(text: str) -> str:

@@ -93,8 +93,14 @@ class Findings(list[Finding]):
         return f"{len(self)} finding{'s' if len(self) > 1 else ''}"
 
 
-def _row(one: Finding) -> tuple[object, ...]:
-    return one.kind, one.place, one.branch, "yes" if one.repairable else "no", one.what
+def _row(finding: Finding) -> tuple[object, ...]:
+    return (
+        finding.kind,
+        finding.place,
+        finding.branch,
+        "yes" if finding.repairable else "no",
+        finding.what,
+    )
 
 
 def check(storage: Storage) -> list[Finding]:
@@ -108,20 +114,20 @@ def check(storage: Storage) -> list[Finding]:
     """
     forget(storage)
     manifest = open_main(storage)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
-        found += _torn(storage, layout.MANIFEST)
+        findings += _torn(storage, layout.MANIFEST)
     except OmnigraphError as error:
-        found.append(Finding(UNREADABLE, layout.MANIFEST, str(error), False))
-    if any(one.kind == TORN_REF for one in found):  # the rest shows once they are repaired
-        return found
+        findings.append(Finding(UNREADABLE, layout.MANIFEST, str(error), False))
+    if any(log.kind == TORN_REF for log in findings):  # the rest shows once they are repaired
+        return findings
     branches = [branch.name for branch in refs.list_branches(storage)]
     lost: list[logs.Damaged] = []
     try:
         lost = logs.damaged(storage)
     except OmnigraphError as error:
-        found.append(Finding(UNREADABLE, layout.GRAPH_COMMITS, str(error), False))
-    lineage = not any(one.location == layout.GRAPH_COMMITS for one in lost)
+        findings.append(Finding(UNREADABLE, layout.GRAPH_COMMITS, str(error), False))
+    lineage = not any(log.location == layout.GRAPH_COMMITS for log in lost)
     steps: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         (layout.MANIFEST, lambda: _manifest(manifest)),
         (layout.RECOVERY, lambda: _records(storage)),
@@ -129,7 +135,7 @@ def check(storage: Storage) -> list[Finding]:
         (layout.GRAPH_COMMITS, lambda: _damaged(lost)),
         (layout.STAGING, lambda: _staging(storage)),
     ]
-    if not any(one.location == layout.GRAPH_RUNS for one in lost):
+    if not any(log.location == layout.GRAPH_RUNS for log in lost):
         steps.append((layout.GRAPH_RUNS, lambda: running_runs(storage)))
     for name in branches:
         steps.append((f"branch {name}", partial(_branch, storage, name, branches, lineage)))
@@ -138,10 +144,10 @@ def check(storage: Storage) -> list[Finding]:
     steps.append(("tags", lambda: _tags(storage)))
     for place, step in steps:
         try:
-            found += step()
+            findings += step()
         except OmnigraphError as error:
-            found.append(Finding(UNREADABLE, place, str(error), False))
-    return list(dict.fromkeys(found))
+            findings.append(Finding(UNREADABLE, place, str(error), False))
+    return list(dict.fromkeys(findings))
 
 
 def _manifest(manifest: LanceDataset) -> Iterator[Finding]:
@@ -187,14 +193,16 @@ def _records(storage: Storage) -> Iterator[Finding]:
 
 
 def _schema(storage: Storage) -> Iterator[Finding]:
-    snapshots = [one for one in map(partial(_loaded, storage), _names(storage)) if one is not None]
+    snapshots = [
+        loaded for loaded in map(partial(_loaded, storage), _names(storage)) if loaded is not None
+    ]
     tables, types = any(s.tables for s in snapshots), any(s.types for s in snapshots)
-    what = engine_schema.damage(storage, tables, types)
-    if what is not None:
+    damage = engine_schema.damage(storage, tables, types)
+    if damage is not None:
         yield Finding(
             SCHEMA_FILES,
             layout.SCHEMA_PG,
-            f"It {what}: it doesn't give the graph's rules, and writers are refused",
+            f"It {damage}: it doesn't give the graph's rules, and writers are refused",
             types or engine_schema.read_ir(storage) is not None,
         )
     elif not engine_schema.agree(storage):
@@ -215,8 +223,8 @@ def _schema(storage: Storage) -> Iterator[Finding]:
                     "No schema file declares it: the engine's export fails",
                     lost.of_table(key) is not None,
                 )
-        for key, one in property_files.forgotten(storage, snapshot).items():
-            for name in sorted(p.name for p in one.properties):
+        for key, forgotten in property_files.forgotten(storage, snapshot).items():
+            for name in sorted(p.name for p in forgotten.properties):
                 yield Finding(
                     FORGOTTEN_PROPERTY,
                     f"{key}.{name}",
@@ -251,13 +259,13 @@ def running_runs(storage: Storage) -> Iterator[Finding]:
 
 
 def _damaged(lost: list[logs.Damaged]) -> Iterator[Finding]:
-    for one in lost:
+    for log in lost:
         yield Finding(
             DAMAGED_LOG,
-            one.location,
-            f"It can't be read, and writes go on without it: {one.why}",
+            log.location,
+            f"It can't be read, and writes go on without it: {log.why}",
             True,
-            one.branch,
+            log.branch,
         )
 
 
@@ -265,7 +273,7 @@ def _staging(storage: Storage) -> Iterator[Finding]:
     oldest = datetime.now(timezone.utc) - staging.LIVE
     for publish_id, inside in sorted(staging.by_write(storage.list(layout.STAGING)).items()):
         # The record of a write that may still be staging is not a damage.
-        if staging.has_messages(inside) or max(one.last_modified for one in inside) < oldest:
+        if staging.has_messages(inside) or max(info.last_modified for info in inside) < oldest:
             yield Finding(
                 STAGING, publish_id, "Messages of a write that is being staged, or died", True
             )
@@ -275,11 +283,11 @@ def _branch(storage: Storage, branch: str, branches: list[str], lineage: bool) -
     if _is_half(storage, branch):
         yield from _half_branch(storage, branch)
         return
-    for place in _places(storage, branch, lineage):
-        if branch != layout.MAIN and moved.is_moved(storage, place, branch):
+    for location in _places(storage, branch, lineage):
+        if branch != layout.MAIN and moved.is_moved(storage, location, branch):
             yield Finding(
                 MOVED_BRANCH,
-                place,
+                location,
                 f"Branch {branch} names another place: the graph was moved or copied",
                 True,
                 branch,
@@ -296,7 +304,7 @@ def _branch(storage: Storage, branch: str, branches: list[str], lineage: bool) -
     if missing:
         yield Finding(
             MISSING_LINEAGE,
-            ", ".join(str(one.graph_version) for one in missing),
+            ", ".join(str(publish.graph_version) for publish in missing),
             f"{len(missing)} publish(es) of branch {branch} have no row in the lineage",
             True,
             branch,
@@ -329,27 +337,27 @@ def _half_branch(storage: Storage, branch: str) -> Iterator[Finding]:
 def _tags(storage: Storage) -> Iterator[Finding]:
     """Look whether all that tags name is there, and whether their tables have theirs."""
     for location, name in tags.leftovers(storage):
-        what = f"Its tag {name} is that of a tag of the graph which isn't there"
-        yield Finding(LEFTOVER_TAG, location, what, True)
+        message = f"Its tag {name} is that of a tag of the graph which isn't there"
+        yield Finding(LEFTOVER_TAG, location, message, True)
     for tag in refs.list_tags(storage):
         if refs.has_version(storage, layout.MANIFEST, tag.branch, tag.version):
             yield from _pinned(storage, load(storage, tag.branch, tag.version), f"Tag {tag.name}")
             bare = tags.unprotected(storage, tag)
             if bare:
-                what = f"Another engine's cleanup may take what it names of {', '.join(bare)}"
-                yield Finding(HALF_TAG, tag.name, what, True, tag.branch)
+                message = f"Another engine's cleanup may take what it names of {', '.join(bare)}"
+                yield Finding(HALF_TAG, tag.name, message, True, tag.branch)
         else:
-            what = f"Tag {tag.name} names version {tag.version} of the graph, which is gone"
-            yield Finding(MISSING_VERSION, layout.MANIFEST, what, False, tag.branch)
+            message = f"Tag {tag.name} names version {tag.version} of the graph, which is gone"
+            yield Finding(MISSING_VERSION, layout.MANIFEST, message, False, tag.branch)
 
 
 def _pinned(storage: Storage, snapshot: Snapshot, who: str) -> Iterator[Finding]:
     """Look whether the table versions that a snapshot names are there; no table is opened."""
     for key, entry in snapshot.tables.items():
-        place = (entry.location, entry.table_branch, entry.table_version)
-        if not refs.has_version(storage, *place):
-            what = f"{who} reads version {entry.table_version} of the table, which is gone"
-            yield Finding(MISSING_VERSION, key, what, False, snapshot.branch)
+        pin = (entry.location, entry.table_branch, entry.table_version)
+        if not refs.has_version(storage, *pin):
+            message = f"{who} reads version {entry.table_version} of the table, which is gone"
+            yield Finding(MISSING_VERSION, key, message, False, snapshot.branch)
 
 
 def _places(storage: Storage, branch: str, lineage: bool) -> list[str]:
@@ -435,9 +443,9 @@ def _table(storage: Storage, snapshot: Snapshot, entry: TableEntry) -> Iterator[
     key, branch = entry.table_key, snapshot.branch
     try:
         head = storage.dataset(entry.location, entry.table_branch)
-        there = storage.dataset(entry.location, entry.table_branch, entry.table_version)
+        published = storage.dataset(entry.location, entry.table_branch, entry.table_version)
         with translated(f"Counting the rows of {key}"):
-            rows = int(there.count_rows())
+            rows = int(published.count_rows())
         if rows != entry.row_count:
             yield _wrong_count(entry, rows, branch)
         restores_count = formats.of_graph(storage).publishes_restores
@@ -458,5 +466,5 @@ def _table(storage: Storage, snapshot: Snapshot, entry: TableEntry) -> Iterator[
 
 
 def _wrong_count(entry: TableEntry, rows: int, branch: str) -> Finding:
-    what = f"Version {entry.table_version} has {rows} rows, __manifest says {entry.row_count}"
-    return Finding(WRONG_ROW_COUNT, entry.table_key, what, False, branch)
+    message = f"Version {entry.table_version} has {rows} rows, __manifest says {entry.row_count}"
+    return Finding(WRONG_ROW_COUNT, entry.table_key, message, False, branch)

@@ -98,24 +98,25 @@ class Cleaned:
         if self.dry_run:
             title += " (dry_run=False removes them)"
         rows: list[tuple[object, ...]] = [
-            (one.place, one.versions, one.files, one.bytes, one.skipped) for one in self.datasets
+            (dataset.place, dataset.versions, dataset.files, dataset.bytes, dataset.skipped)
+            for dataset in self.datasets
         ]
         return title, ("dataset", "versions", "files", "bytes", "skipped"), rows
 
     @property
     def versions(self) -> int:
         """Return how many versions go, of all datasets."""
-        return sum(one.versions for one in self.datasets)
+        return sum(dataset.versions for dataset in self.datasets)
 
     @property
     def files(self) -> int:
         """Return how many files go, version files included."""
-        return sum(one.files for one in self.datasets)
+        return sum(dataset.files for dataset in self.datasets)
 
     @property
     def bytes(self) -> int:
         """Return how many bytes come free."""
-        return sum(one.bytes for one in self.datasets)
+        return sum(dataset.bytes for dataset in self.datasets)
 
 
 def cleanup(
@@ -196,8 +197,8 @@ class _Plan:
 
     def graph_versions(self) -> Mapping[str | None, list[int]]:
         """Return the versions of `__manifest` that go, by line."""
-        found = self.doomed.get(layout.MANIFEST)
-        return {} if found is None else found.versions
+        doomed = self.doomed.get(layout.MANIFEST)
+        return {} if doomed is None else doomed.versions
 
 
 class _Changed(Exception):
@@ -240,11 +241,11 @@ class _Cleanup:
             else:
                 _log.warning("a branch or tag was made or deleted meanwhile; nothing removed")
                 plan = _Plan()
-        reports = [one.report(places[location]) for location, one in plan.doomed.items()]
+        reports = [doomed.report(places[location]) for location, doomed in plan.doomed.items()]
         return Cleaned(
             self.dry_run,
             self.cutoff,
-            tuple(sorted([*reports, *plan.skipped], key=lambda one: one.place)),
+            tuple(sorted([*reports, *plan.skipped], key=lambda report: report.place)),
             tuple(f"{places[fork.location]}/{fork.name}" for fork in plan.orphans),
             len(plan.staged),
         )
@@ -276,10 +277,10 @@ class _Cleanup:
             if line is None or not line.versions:
                 raise CorruptManifestError(f"Branch {name} is listed and has no version")
             made[name] = line.made()
-        kept = retention.graph_versions(self.storage, known, made, self.cutoff, self.keep)
-        _log.info("cleanup: %d graph version(s) stay", sum(map(len, kept.values())))
-        own = {(layout.MANIFEST, layout.lance_branch(b), v) for b, n in kept.items() for v in n}
-        return own | retention.pins(self.storage, kept)
+        versions = retention.graph_versions(self.storage, known, made, self.cutoff, self.keep)
+        _log.info("cleanup: %d graph version(s) stay", sum(map(len, versions.values())))
+        own = {(layout.MANIFEST, layout.lance_branch(b), v) for b, n in versions.items() for v in n}
+        return own | retention.pins(self.storage, versions)
 
     def _plan(
         self, places: Mapping[str, str], pins: set[Pin], known: Refs, progress: Progress
@@ -287,17 +288,17 @@ class _Cleanup:
         """Say what goes; a dataset that can't be read is left alone as a whole."""
         plan = _Plan(staged=self._staged())
         staging = staging_records.oldest_live(self.storage, self.now)
-        for location, place in places.items():
+        for location, name in places.items():
             try:
-                found = references.lines(self.storage, location)
+                lines = references.lines(self.storage, location)
                 named = pins | retention.named_by_lance(self.storage, location)
-                doomed = self._doomed(location, found, named, staging)
-                plan.orphans += self._orphans(location, found, named, known)
+                doomed = self._doomed(location, lines, named, staging)
+                plan.orphans += self._orphans(location, lines, named, known)
                 plan.doomed[location] = doomed
             except OmnigraphError as error:
-                _log.warning("cleanup leaves %s alone: %s", place, error)
-                plan.skipped.append(CleanedDataset(place, skipped=str(error)))
-            progress.step(f"looked through {place}")
+                _log.warning("cleanup leaves %s alone: %s", name, error)
+                plan.skipped.append(CleanedDataset(name, skipped=str(error)))
+            progress.step(f"looked through {name}")
         return plan
 
     def _carry_out(
@@ -317,21 +318,21 @@ class _Cleanup:
         fenced = self._fence(plan)
         _faults.point("cleanup.begun")
         try:
-            for location, one in plan.doomed.items():
-                self._delete(one.manifests, plan)
-                done.doomed[location] = replace(one, files=[])
+            for location, doomed in plan.doomed.items():
+                self._delete(doomed.manifests, plan)
+                done.doomed[location] = replace(doomed, files=[])
                 if location == layout.MANIFEST:
                     _faults.point("cleanup.manifests_removed")
             _faults.point("cleanup.versions_removed")
-            for location, one in plan.doomed.items():
-                found = references.lines(self.storage, location)
+            for location, doomed in plan.doomed.items():
+                lines = references.lines(self.storage, location)
                 named = pins | retention.named_by_lance(self.storage, location)
                 staging = staging_records.oldest_live(self.storage, self.now)
-                again = self._doomed(location, found, named, staging, all_stay=True)
+                again = self._doomed(location, lines, named, staging, all_stay=True)
                 still = {info.path for info in again.files}
-                files = [info for info in one.files if info.path in still]
+                files = [info for info in doomed.files if info.path in still]
                 self._delete(files, plan)
-                done.doomed[location] = replace(one, files=files)
+                done.doomed[location] = replace(doomed, files=files)
                 progress.step(f"cleaned up {places[location]}")
             for fork in plan.orphans:
                 if forks.remove_fork(self.storage, fork, partial(self._is_gone, fork.name)):
@@ -372,7 +373,7 @@ class _Cleanup:
     def _doomed(
         self,
         location: str,
-        found: Mapping[str | None, Line],
+        lines: Mapping[str | None, Line],
         named: set[Pin],
         staging: datetime | None,
         *,
@@ -386,53 +387,53 @@ class _Cleanup:
         going: dict[str | None, list[int]] = {}
         manifests: list[ObjectInfo] = []
         names = Names()
-        for branch, line in found.items():
+        for branch, line in lines.items():
             stay = retention.kept_by_age(line.made(), self.cutoff)
             stay |= {v for v in line.versions if all_stay or (location, branch, v) in named}
             going[branch] = sorted(set(line.versions) - stay)
             manifests += [line.versions[number] for number in going[branch]]
             manifests += [i for i in line.detached if i.last_modified < self.cutoff]
             references.names_of(self.storage, line, stay, names)
-        return _Doomed(going, manifests, list(self._unnamed(found, names, staging)))
+        return _Doomed(going, manifests, list(self._unnamed(lines, names, staging)))
 
     def _unnamed(
-        self, found: Mapping[str | None, Line], names: Names, staging: datetime | None
+        self, lines: Mapping[str | None, Line], names: Names, staging: datetime | None
     ) -> Iterator[ObjectInfo]:
         """Yield old files that no version mentions; young ones may be a running writer's."""
         cutoff = self.cutoff if staging is None else min(self.cutoff, staging)
-        for line in found.values():
+        for line in lines.values():
             for kind, inside in line.files.items():
                 start = len(f"{line.folder}/{kind}/")
                 for info in inside:
                     if info.last_modified < cutoff and not names.mention(kind, info.path[start:]):
                         yield info
 
-    def _delete(self, found: Sequence[ObjectInfo], plan: _Plan) -> None:
+    def _delete(self, files: Sequence[ObjectInfo], plan: _Plan) -> None:
         """Delete some files at a time, and look at the refs before each time.
 
         Raises:
             _Changed: a ref was made meanwhile that needs a graph version that goes.
         """
-        for start in range(0, len(found), _BATCH):
+        for start in range(0, len(files), _BATCH):
             self._check_refs(plan)
-            batch = found[start : start + _BATCH]
+            batch = files[start : start + _BATCH]
             self.storage.delete_many([info.path for info in batch])
 
     def _check_refs(self, plan: _Plan) -> None:
         now = Refs.of(self.storage)
         named = [(tag.branch, tag.version) for tag in now.tags]
-        named += [(one.parent or layout.MAIN, one.parent_version or 0) for one in now.branches]
+        named += [(ref.parent or layout.MAIN, ref.parent_version or 0) for ref in now.branches]
         going = plan.graph_versions()
         for branch, version in named:
             if version in going.get(layout.lance_branch(branch), ()):
                 raise _Changed(f"version {version} of branch {branch} got a name meanwhile")
 
     def _orphans(
-        self, location: str, found: Mapping[str | None, Line], named: set[Pin], known: Refs
+        self, location: str, lines: Mapping[str | None, Line], named: set[Pin], known: Refs
     ) -> list[Fork]:
         """Return the forks of branches that are gone, old and needed by nothing."""
-        needed = {branch for place, branch, _ in named if place == location}
-        gone = [name for name in found if name is not None and name not in known.names | needed]
+        needed = {branch for pinned, branch, _ in named if pinned == location}
+        gone = [name for name in lines if name is not None and name not in known.names | needed]
         old = [forks.judged(self.storage, location, name, known.names) for name in gone]
         return [fork for fork in old if (newest := fork.newest()) and newest < self.cutoff]
 
@@ -445,13 +446,13 @@ class _Cleanup:
             for publish_id, inside in staging_records.by_write(
                 self.storage.list(layout.STAGING)
             ).items()
-            if publish_id not in alive and max(one.last_modified for one in inside) < cutoff
+            if publish_id not in alive and max(message.last_modified for message in inside) < cutoff
             for info in inside
         ]
 
 
 def _ranges(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the runs of ascending numbers, both ends included."""
-    for _, run in groupby(enumerate(numbers), lambda one: one[1] - one[0]):
+    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         inside = [number for _, number in run]
         yield inside[0], inside[-1]

@@ -87,8 +87,11 @@ def groups_of(results: Sequence[str]) -> list[Group]:
     from lance import optimize
 
     kind: Any = optimize.RewriteResult
-    found = [kind.from_json(text) for text in results]
-    return [Group(tuple(one.original_fragments), tuple(one.new_fragments)) for one in found]
+    rewrites = [kind.from_json(text) for text in results]
+    return [
+        Group(tuple(rewrite.original_fragments), tuple(rewrite.new_fragments))
+        for rewrite in rewrites
+    ]
 
 
 def operation(groups: Sequence[Group]) -> Any:
@@ -96,7 +99,7 @@ def operation(groups: Sequence[Group]) -> Any:
     from lance import LanceOperation
 
     return LanceOperation.Rewrite(
-        [LanceOperation.RewriteGroup(list(one.old), list(one.new)) for one in groups], []
+        [LanceOperation.RewriteGroup(list(group.old), list(group.new)) for group in groups], []
     )
 
 
@@ -141,11 +144,11 @@ class Detached:
         Raises:
             StorageError: the store failed.
         """
-        before = {int(one.fragment_id) for one in self._base.get_fragments()}
+        before = {int(fragment.fragment_id) for fragment in self._base.get_fragments()}
         try:
             # Only Lance knows the highest id that the table ever had; it is told by what it gives.
             first = self._commit(self._groups)
-            given = [int(one.fragment_id) for one in first.get_fragments()]
+            given = [int(fragment.fragment_id) for fragment in first.get_fragments()]
             start = min((n for n in given if n not in before), default=0) + SPARE_IDS
             groups = numbered(self._groups, start)
             return self._commit(groups), groups

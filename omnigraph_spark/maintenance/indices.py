@@ -65,34 +65,36 @@ def present(dataset: LanceDataset) -> list[TableIndex]:
         StorageError: the store failed.
     """
     with translated(f"Reading the indices of {dataset.uri}"):
-        return sorted(map(_described, dataset.describe_indices()), key=lambda one: one.name)
+        return sorted(map(_described, dataset.describe_indices()), key=lambda index: index.name)
 
 
-def _described(found: Any) -> TableIndex:
-    segments = tuple(_as_index(found, segment) for segment in found.segments)
-    kind = str(found.index_type)
-    details = found.details if kind == KINDS["INVERTED"] else {}
+def _described(description: Any) -> TableIndex:
+    segments = tuple(_as_index(description, segment) for segment in description.segments)
+    kind = str(description.index_type)
+    details = description.details if kind == KINDS["INVERTED"] else {}
     return TableIndex(
-        name=str(found.name),
+        name=str(description.name),
         type=kind,
-        columns=tuple(map(str, found.field_names)),
-        covered=frozenset(int(n) for segment in found.segments for n in segment.fragment_ids or ()),
-        rows_indexed=found.num_rows_indexed,
-        size=found.total_size_bytes,
+        columns=tuple(map(str, description.field_names)),
+        covered=frozenset(
+            int(n) for segment in description.segments for n in segment.fragment_ids or ()
+        ),
+        rows_indexed=description.num_rows_indexed,
+        size=description.total_size_bytes,
         segments=segments,
         parameters={key: value for key, value in details.items() if value is not None},
     )
 
 
-def _as_index(found: Any, segment: Any) -> Index:
+def _as_index(description: Any, segment: Any) -> Index:
     """Return a segment as transactions name it; its details stay unknown to pylance."""
     from lance.bitmap import Bitmap
     from lance.dataset import Index
 
     return Index(
         uuid=str(segment.uuid),
-        name=str(found.name),
-        fields=list(found.fields),
+        name=str(description.name),
+        fields=list(description.fields),
         dataset_version=int(segment.dataset_version_at_last_update),
         fragment_ids=Bitmap(segment.fragment_ids or ()),
         index_version=int(segment.index_version),
@@ -137,8 +139,8 @@ def build(
             type needs some.
         StorageError: the store failed.
     """
-    asked = sorted(fragments)
-    if not asked and kind not in _EMPTY_TOO:
+    numbers = sorted(fragments)
+    if not numbers and kind not in _EMPTY_TOO:
         raise UnsupportedError(
             f"A {kind} index needs rows, and the table has none",
             expected=f"rows, or one of {', '.join(sorted(_EMPTY_TOO))}",
@@ -147,9 +149,9 @@ def build(
         with translated(f"Building index {name} on {column}"):
             # A name that the table has is refused, though nothing is committed under it.
             segment = dataset.create_index_uncommitted(
-                column, kind, name=f"{name}.{new_ulid()}", fragment_ids=asked, **parameters
+                column, kind, name=f"{name}.{new_ulid()}", fragment_ids=numbers, **parameters
             )
-            if asked and kind == "INVERTED":  # its files are complete only after a merge
+            if numbers and kind == "INVERTED":  # its files are complete only after a merge
                 segment = dataset.merge_existing_index_segments([segment])
     except StorageError as error:
         if isinstance(error.__cause__, (TypeError, NotImplementedError)) or (
@@ -172,42 +174,42 @@ def covering(dataset: LanceDataset, one: TableIndex) -> Index | None:
     Raises:
         UnsupportedError, StorageError: as `build`.
     """
-    here = fragment_ids(dataset)
+    existing = fragment_ids(dataset)
     column, kind = one.columns[0], BY_LANCES_NAME[one.type]
-    missing = here - one.covered
+    missing = existing - one.covered
     if not missing and len(one.segments) == 1:
         return None
-    if one.covered and one.covered <= here and missing and not _is_stale(dataset, one):
+    if one.covered and one.covered <= existing and missing and not _is_stale(dataset, one):
         added = build(dataset, one.name, kind, column, one.parameters, missing)
         merged = _merged(dataset, one, added)
         if merged is not None:
             return replace(merged, name=one.name)
-    return build(dataset, one.name, kind, column, one.parameters, here)
+    return build(dataset, one.name, kind, column, one.parameters, existing)
 
 
-def _is_stale(dataset: LanceDataset, one: TableIndex) -> bool:
+def _is_stale(dataset: LanceDataset, index: TableIndex) -> bool:
     """Return whether an index may hold former values of rows that are in other fragments by now."""
-    if BY_LANCES_NAME[one.type] not in _BY_ROW_ID:
+    if BY_LANCES_NAME[index.type] not in _BY_ROW_ID:
         return False
     return any(
         fragment.num_deletions
         for fragment in dataset.get_fragments()
-        if int(fragment.fragment_id) in one.covered
+        if int(fragment.fragment_id) in index.covered
     )
 
 
-def _merged(dataset: LanceDataset, one: TableIndex, added: Index) -> Index | None:
+def _merged(dataset: LanceDataset, index: TableIndex, added: Index) -> Index | None:
     """Merge what is there with a new segment; None where Lance can't."""
     # What pylance doesn't tell of a segment is the same for all segments of one index.
-    there = [
+    segments = [
         replace(old, index_details=added.index_details, index_version=added.index_version)
-        for old in one.segments
+        for old in index.segments
     ]
     try:
-        with translated(f"Merging the segments of index {one.name}"):
-            return dataset.merge_existing_index_segments([*there, added])
+        with translated(f"Merging the segments of index {index.name}"):
+            return dataset.merge_existing_index_segments([*segments, added])
     except StorageError as error:
-        _log.info("index %s is built again as a whole: %s", one.name, error)
+        _log.info("index %s is built again as a whole: %s", index.name, error)
         return None
 
 
@@ -217,10 +219,10 @@ def find(indices: Sequence[TableIndex], name: str) -> TableIndex:
     Raises:
         OptionError: the table has none of that name; what it has is listed.
     """
-    for one in indices:
-        if one.name == name:
-            return one
+    for index in indices:
+        if index.name == name:
+            return index
     raise OptionError(
         f"The table has no index {name[:60]!r}",
-        expected=", ".join(one.name for one in indices[:30]) or "none: it has no indices",
+        expected=", ".join(index.name for index in indices[:30]) or "none: it has no indices",
     )

@@ -79,16 +79,18 @@ def integrity(graph: OmniGraph, storage: Storage, branch: str) -> DataFrame:
     rules.of_write(rules.STRICT, None, schema, snapshot.tables)  # refuses what can't be read
     tables = [_Table(graph, snapshot, schema, key) for key in snapshot.tables]
     none = graph.spark.createDataFrame([], _LOOKED)
-    rows = reduce(lambda one, other: one.unionAll(other), [one.looked() for one in tables], none)
-    ends = sorted({node for one in tables for node in one.ends if node in snapshot.tables})
+    rows = reduce(
+        lambda frame, other: frame.unionAll(other), [table.looked() for table in tables], none
+    )
+    ends = sorted({node for table in tables for node in table.ends if node in snapshot.tables})
     ids = [
         _table(graph, snapshot, node, ["id"]).select(sf.lit(node).alias("node"), "id")
         for node in ends
     ]
     if ids:
-        there = reduce(lambda one, other: one.unionAll(other), ids)
-        same = (rows["node"] == there["node"]) & (rows["sample"] == there["id"])
-        rows = rows.join(there, same, "left_anti")
+        existing = reduce(lambda frame, other: frame.unionAll(other), ids)
+        same = (rows["node"] == existing["node"]) & (rows["sample"] == existing["id"])
+        rows = rows.join(existing, same, "left_anti")
     return _counted(rows)
 
 
@@ -114,8 +116,8 @@ def _counted(rows: DataFrame) -> DataFrame:
         sf.first("total").alias("total"), sf.collect_list("sample").alias("few")
     )
     few = sf.slice(sf.sort_array(sf.flatten(sf.collect_list("few"))), 1, MOST_SAMPLES)
-    found = parts.groupBy(*_PLACE).agg(sf.sum("total").alias("count"), few.alias("samples"))
-    return found.orderBy(*_PLACE)
+    counted = parts.groupBy(*_PLACE).agg(sf.sum("total").alias("count"), few.alias("samples"))
+    return counted.orderBy(*_PLACE)
 
 
 class _Table:
@@ -140,8 +142,8 @@ class _Table:
 
     def looked(self) -> DataFrame:
         """Return what has to be looked at of each row, as `_LOOKED`."""
-        wanted = [*self._alike(), *self._by_value(), *self._loose()]
-        each = sf.explode(sf.array_compact(sf.array(*wanted))).alias("one")
+        columns = [*self._alike(), *self._by_value(), *self._loose()]
+        each = sf.explode(sf.array_compact(sf.array(*columns))).alias("one")
         return self._rows.select(each).select(sf.lit(self._key).alias("table_key"), "one.*")
 
     def _alike(self) -> Iterator[Column]:
@@ -168,9 +170,9 @@ class _Table:
                 shown = sf.to_json(shown) if isinstance(kind, ArrayType) else shown
                 if bad is not None:
                     yield sf.when(bad, _one(rule.kind, rule.column, shown))
-        for one in self._type.properties if self._type is not None else ():
-            if one.name in self._there and not one.type.nullable:
-                yield sf.when(_named(one.name).isNull(), _one(NOT_NULL, one.name, sf.col("id")))
+        for prop in self._type.properties if self._type is not None else ():
+            if prop.name in self._there and not prop.type.nullable:
+                yield sf.when(_named(prop.name).isNull(), _one(NOT_NULL, prop.name, sf.col("id")))
         if isinstance(self._type, NodeType) and self._type.key in self._there:
             yield sf.when(
                 sf.col("id") != _named(self._type.key), _one(ID_IS_KEY, "id", sf.col("id"))
@@ -204,7 +206,7 @@ def _bad_enum(rule: ValueRule, column: Column, kind: DataType) -> Column | None:
     if isinstance(kind, StringType):
         return ~column.isin(*rule.values)
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, StringType):
-        return sf.exists(column, lambda one: ~one.isin(*rule.values))
+        return sf.exists(column, lambda item: ~item.isin(*rule.values))
     return None
 
 
@@ -233,8 +235,8 @@ def _bad_check(rule: ValueRule, column: Column, kind: DataType) -> Column | None
     pattern = rule.re2()
 
     def differs(value: str | None) -> bool:
-        found = pc.match_substring_regex(pa.scalar(value, pa.utf8()), pattern).as_py()
-        return found is False
+        matches = pc.match_substring_regex(pa.scalar(value, pa.utf8()), pattern).as_py()
+        return matches is False
 
     return sf.udf(differs, "boolean", useArrow=False)(column)
 

@@ -49,13 +49,13 @@ def damaged(storage: Storage) -> list[Damaged]:
         StorageError: the store failed.
     """
     branches = [branch.name for branch in refs.list_branches(storage)]
-    found = []
+    lines = []
     for log in _LOGS:
         for branch in branches if log is _OF_BRANCHES else [layout.MAIN]:
             error = _unreadable(storage, log, branch)
             if error is not None:
-                found.append(Damaged(log.location, branch, str(error)))
-    return found
+                lines.append(Damaged(log.location, branch, str(error)))
+    return lines
 
 
 def _unreadable(storage: Storage, log: AppendLog, branch: str) -> StorageError | None:
@@ -85,18 +85,18 @@ def make_again(storage: Storage, found: Damaged) -> None:
     Raises:
         StorageError: the store failed; calling this again goes on.
     """
-    log = next(one for one in _LOGS if one.location == found.location)
+    log = next(candidate for candidate in _LOGS if candidate.location == found.location)
     branch = layout.lance_branch(found.branch)
     rows = append_log.salvaged(storage, log, branch)
-    kept = refs.kept_versions(storage, log.location, branch)
-    while kept and not append_log.is_whole(storage, log, branch, kept[-1]):
-        _set_aside(storage, log.location, found.branch, kept.pop())
-    if not kept:
+    versions = refs.kept_versions(storage, log.location, branch)
+    while versions and not append_log.is_whole(storage, log, branch, versions[-1]):
+        _set_aside(storage, log.location, found.branch, versions.pop())
+    if not versions:
         _set_all_aside(storage, log.location, found.branch)
         if branch is not None:
             return  # the next row makes the branch of the log again
-    there = append_log.read(storage, log, branch)
-    known = set() if there is None else {_as_key(row) for row in there.to_pylist()}
+    existing = append_log.read(storage, log, branch)
+    known = set() if existing is None else {_as_key(row) for row in existing.to_pylist()}
     lost = [row for row in rows.to_pylist() if _as_key(row) not in known]
     if lost:
         append_log.append(storage, log, log.rows(lost), branch)
@@ -137,7 +137,7 @@ def missing_publishes(storage: Storage, branch: str) -> list[PublishedVersion]:
         return []
     fork = fork_of(storage, branch)
     line = commits.read_commits(storage, branch)
-    own = frozenset(one.manifest_version for one in line if one.branch == branch)
+    own = frozenset(commit.manifest_version for commit in line if commit.branch == branch)
     # On main what lies below the first row made the graph.
     after = fork.version if fork is not None else min(own, default=1) - 1
     return publishes_between(storage, branch, after, head_version(storage, branch) + 1, own)
@@ -149,8 +149,8 @@ def fill(storage: Storage, branch: str) -> None:
     Raises:
         StorageError: the store failed; calling this again goes on.
     """
-    for one in missing_publishes(storage, branch):
-        commits.record(storage, branch, one)
+    for publish in missing_publishes(storage, branch):
+        commits.record(storage, branch, publish)
 
 
 def fill_actors(storage: Storage) -> None:
@@ -159,8 +159,8 @@ def fill_actors(storage: Storage) -> None:
     Raises:
         StorageError: the store failed.
     """
-    there = append_log.read(storage, commits.COMMIT_ACTORS)
-    known = set() if there is None else set(there["graph_commit_id"].to_pylist())
+    existing = append_log.read(storage, commits.COMMIT_ACTORS)
+    known = set() if existing is None else set(existing["graph_commit_id"].to_pylist())
     rows = []
     for branch in refs.list_branches(storage):
         named = dict(_actors(read_rows(open_manifest(storage, branch.name))))

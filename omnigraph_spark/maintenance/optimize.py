@@ -92,20 +92,20 @@ def optimize(
 
     def prepare(entry: TableEntry) -> Prepared | None:
         dataset = storage.dataset(entry.location, entry.table_branch, entry.table_version)
-        found = indices.present(dataset)
-        tasks = compacting.plan(dataset, target_rows, deletions, sorted(_untouchable(found)))
+        existing = indices.present(dataset)
+        tasks = compacting.plan(dataset, target_rows, deletions, sorted(_untouchable(existing)))
         groups: list[Group] = []
         if tasks:
             _log.info("optimize: %s has %d group(s) of fragments", entry.table_key, len(tasks))
             groups = compacting.groups_of(run(storage, entry, tasks))
-        wanted = _prepared(storage, entry, dataset, found, groups)
-        if wanted is not None:
+        prepared = _prepared(storage, entry, dataset, existing, groups)
+        if prepared is not None:
             before = len(indices.fragment_ids(dataset))
             change = sum(len(group.new) - len(group.old) for group in groups)
-            built = tuple(sorted(one.name for one in wanted.added))
+            built = tuple(sorted(index.name for index in prepared.added))
             done[entry.table_key] = OptimizedTable(entry.table_key, before, before + change, built)
         progress.step(f"{entry.table_key} is rewritten" if groups else f"{entry.table_key} is tidy")
-        return wanted
+        return prepared
 
     finished = maintain(
         storage,
@@ -170,14 +170,14 @@ def create_index(
     def prepare(entry: TableEntry) -> Prepared | None:
         dataset = storage.dataset(entry.location, entry.table_branch, entry.table_version)
         chosen = name or f"{_column(dataset, entry, column)}_idx"
-        same = [one for one in indices.present(dataset) if one.name == chosen]
+        same = [index for index in indices.present(dataset) if index.name == chosen]
         if same and same[0].columns != (column,):
             raise OptionError(
                 f"{entry.table_key} has an index {chosen} on {', '.join(same[0].columns)}",
                 expected="another name",
             )
-        here = indices.fragment_ids(dataset)
-        built = indices.build(dataset, chosen, kind, column, {}, here)
+        fragments = indices.fragment_ids(dataset)
+        built = indices.build(dataset, chosen, kind, column, {}, fragments)
         return Prepared.of(entry, dataset, added=(built,), dropped=frozenset({chosen}))
 
     return maintain(
@@ -226,56 +226,56 @@ def run_here(storage: Storage, entry: TableEntry, tasks: Sequence[str]) -> list[
 def _keys(snapshot: Snapshot, tables: Iterable[str] | None) -> list[str]:
     """Return the keys of the tables to work on; inherited ones are left out."""
     own = layout.lance_branch(snapshot.branch)
-    asked = snapshot.tables if tables is None else sorted(map(snapshot.resolve, tables))
-    keys = [key for key in asked if snapshot.tables[key].table_branch == own]
-    left = sorted(set(asked) - set(keys))
+    requested = snapshot.tables if tables is None else sorted(map(snapshot.resolve, tables))
+    keys = [key for key in requested if snapshot.tables[key].table_branch == own]
+    left = sorted(set(requested) - set(keys))
     if left:
         _log.info("%s: inherited by %s, left alone", ", ".join(left), snapshot.branch)
     return keys
 
 
-def _untouchable(found: Sequence[TableIndex]) -> frozenset[int]:
+def _untouchable(existing: Sequence[TableIndex]) -> frozenset[int]:
     """Return the fragments under indices that can't be built again here, such as vector indices."""
-    fixed = [one for one in found if not one.buildable]
-    for one in fixed:
+    fixed = [index for index in existing if not index.buildable]
+    for index in fixed:
         _log.warning(
             "index %s (%s) can't be built again here: what it covers stays as it is",
-            one.name,
-            one.type,
+            index.name,
+            index.type,
         )
-    return frozenset(number for one in fixed for number in one.covered)
+    return frozenset(number for index in fixed for number in index.covered)
 
 
 def _prepared(
     storage: Storage,
     entry: TableEntry,
     dataset: LanceDataset,
-    found: Sequence[TableIndex],
+    existing: Sequence[TableIndex],
     groups: Sequence[Group],
 ) -> Prepared | None:
     """Build the indices over what the table is going to be; None if nothing is to be done."""
     if not groups:
-        added = _segments(dataset, found)
+        added = _segments(dataset, existing)
         if not added:
             return None
         return Prepared.of(entry, dataset, added=added, dropped=_names(added))
-    place = (storage, entry.location, entry.table_branch)
-    with Detached(*place, dataset, groups) as (beside, final):
-        added = _segments(beside, found)
+    address = (storage, entry.location, entry.table_branch)
+    with Detached(*address, dataset, groups) as (beside, final):
+        added = _segments(beside, existing)
         return Prepared.of(entry, dataset, groups=tuple(final), added=added, dropped=_names(added))
 
 
-def _segments(dataset: LanceDataset, found: Sequence[TableIndex]) -> tuple[Any, ...]:
+def _segments(dataset: LanceDataset, existing: Sequence[TableIndex]) -> tuple[Any, ...]:
     built = []
-    for one in found:
-        if one.buildable and (segment := indices.covering(dataset, one)) is not None:
-            _log.info("optimize: index %s covers all rows", one.name)
+    for index in existing:
+        if index.buildable and (segment := indices.covering(dataset, index)) is not None:
+            _log.info("optimize: index %s covers all rows", index.name)
             built.append(segment)
     return tuple(built)
 
 
 def _names(added: Iterable[Any]) -> frozenset[str]:
-    return frozenset(str(one.name) for one in added)
+    return frozenset(str(index.name) for index in added)
 
 
 def _column(dataset: LanceDataset, entry: TableEntry, column: str) -> str:
@@ -299,10 +299,10 @@ def run_on_spark(spark: SparkSession) -> Run:
     from pyspark.sql.functions import udf
 
     def run(storage: Storage, entry: TableEntry, tasks: Sequence[str]) -> list[str]:
-        place = (storage, entry.location, entry.table_branch, entry.table_version)
+        address = (storage, entry.location, entry.table_branch, entry.table_version)
 
         def compact(task: str) -> str:
-            return compacting.execute(*place, [task])[0]
+            return compacting.execute(*address, [task])[0]
 
         frame = spark.createDataFrame([(task,) for task in tasks], "task string")
         compacted = udf(compact, "string", useArrow=False).asNondeterministic()

@@ -80,7 +80,7 @@ class Prepared:
         A compaction needs its fragments unchanged, deletions too; an index only their files.
         """
         old = {int(fragment.id) for group in groups for fragment in group.old}
-        covered = {int(n) for one in added for n in one.fragment_ids}
+        covered = {int(n) for index in added for n in index.fragment_ids}
         needed = {}
         with translated(f"Reading the fragments of {entry.table_key}"):
             for fragment in dataset.get_fragments():
@@ -90,7 +90,7 @@ class Prepared:
                     needed[number] = files
                 elif number in covered:
                     needed[number] = {"files": files["files"]}
-        known = frozenset(one.name for one in indices.present(dataset))
+        known = frozenset(index.name for index in indices.present(dataset))
         fields = column_numbers.of_dataset(dataset)
         return cls(
             entry.table_key, entry.table_version, fields, needed, groups, dropped, added, known
@@ -146,12 +146,12 @@ def _operations(prepared: Prepared, head: LanceDataset) -> Iterator[Any]:
 
     gone = [
         segment
-        for one in indices.present(head)
-        if one.name in prepared.dropped
-        for segment in one.segments
+        for index in indices.present(head)
+        if index.name in prepared.dropped
+        for segment in index.segments
     ]
     # A segment names the version that it was built at; a detached one has a number of its own.
-    added = [replace(one, dataset_version=prepared.base) for one in prepared.added]
+    added = [replace(index, dataset_version=prepared.base) for index in prepared.added]
     if prepared.groups:
         if gone:
             yield LanceOperation.CreateIndex([], gone)
@@ -170,17 +170,18 @@ def _check(prepared: Prepared, head: LanceDataset) -> None:
     """
     if column_numbers.of_dataset(head) != prepared.fields:
         raise Stale(f"{prepared.table_key} has another schema by now")
-    if frozenset(one.name for one in indices.present(head)) != prepared.known:
+    if frozenset(index.name for index in indices.present(head)) != prepared.known:
         raise Stale(f"{prepared.table_key} has other indices by now")
     with translated(f"Reading the fragments of {prepared.table_key}"):
         now = {
-            int(one.fragment_id): compacting.files_of(one.metadata) for one in head.get_fragments()
+            int(fragment.fragment_id): compacting.files_of(fragment.metadata)
+            for fragment in head.get_fragments()
         }
     for number, needed in prepared.needed.items():
-        found = now.get(number, {})
-        if any(found.get(what) != value for what, value in needed.items()):
+        current = now.get(number, {})
+        if any(current.get(name) != value for name, value in needed.items()):
             raise Stale(f"fragment {number} of {prepared.table_key} was rewritten meanwhile")
-    if any(int(one.id) in now for group in prepared.groups for one in group.new):
+    if any(int(fragment.id) in now for group in prepared.groups for fragment in group.new):
         raise Stale(f"{prepared.table_key} got more fragments than there were ids for")
 
 
@@ -209,7 +210,7 @@ def _check_ids(prepared: Prepared, made: LanceDataset) -> None:
     Raises:
         Stale: the appends took the ids that were meant for this.
     """
-    ids = [int(one.fragment_id) for one in made.get_fragments()]
+    ids = [int(fragment.fragment_id) for fragment in made.get_fragments()]
     if len(ids) != len(set(ids)):
         raise Stale(f"{prepared.table_key} got more fragments than there were ids for")
 

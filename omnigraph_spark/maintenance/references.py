@@ -92,19 +92,19 @@ def lines(storage: Storage, location: str) -> dict[str | None, Line]:
     branches = forks.names_in(
         path.removeprefix("tree/") for _, path in inside if path.startswith("tree/")
     )
-    found: dict[str | None, Line] = {None: Line(location, None)}
-    found |= {name: Line(location, name) for name in branches}
+    by_branch: dict[str | None, Line] = {None: Line(location, None)}
+    by_branch |= {name: Line(location, name) for name in branches}
     # The folder of `a/b` lies in that of `a`: the longest name that fits is the file's line.
     order = sorted(branches, key=len, reverse=True)
     for info, path in inside:
         if not path.startswith("tree/"):
-            _sort_in(found[None], info, path)
+            _sort_in(by_branch[None], info, path)
             continue
         for name in order:
             if path.startswith(f"tree/{name}/"):
-                _sort_in(found[name], info, path[len(f"tree/{name}/") :])
+                _sort_in(by_branch[name], info, path[len(f"tree/{name}/") :])
                 break
-    return found
+    return by_branch
 
 
 def _sort_in(line: Line, info: ObjectInfo, path: str) -> None:

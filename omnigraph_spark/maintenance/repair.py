@@ -62,26 +62,29 @@ def repair(storage: Storage, dry_run: bool = True, grace_seconds: float = 10.0) 
         CommitTimeoutError: live writers were at the same tables again and again.
         OmnigraphError: as the steps raise; what was repaired before stays repaired.
     """
-    found = [one for one in check(storage) if one.repairable]
+    findings = [finding for finding in check(storage) if finding.repairable]
     if not dry_run:
-        torn = _mend_torn(storage, found)
+        torn = _mend_torn(storage, findings)
         if torn:  # they hid the rest
-            found = [*torn, *(one for one in check(storage) if one.repairable)]
+            findings = [*torn, *(finding for finding in check(storage) if finding.repairable)]
         schema_lock.recover(storage, grace_seconds)
-    if not dry_run and found:
+    if not dry_run and findings:
         migrations.refuse_newer(open_main(storage))
         crash_records.refuse_foreign(storage, grace_seconds)
-        _repair(storage, found, grace_seconds)
-    left = {(one.kind, one.place, one.branch) for one in (found if dry_run else check(storage))}
+        _repair(storage, findings, grace_seconds)
+    left = {
+        (finding.kind, finding.place, finding.branch)
+        for finding in (findings if dry_run else check(storage))
+    }
     return [
         Action(
-            one.kind,
-            one.place,
-            _WHAT[one.kind],
-            one.branch,
-            (one.kind, one.place, one.branch) not in left,
+            finding.kind,
+            finding.place,
+            _WHAT[finding.kind],
+            finding.branch,
+            (finding.kind, finding.place, finding.branch) not in left,
         )
-        for one in found
+        for finding in findings
     ]
 
 
@@ -109,35 +112,35 @@ _WHAT = {
 }
 
 
-def _repair(storage: Storage, found: list[Finding], grace_seconds: float) -> None:
+def _repair(storage: Storage, findings: list[Finding], grace_seconds: float) -> None:
     """Run the steps in an order in which each finds what it needs."""
     by_kind: dict[str, list[Finding]] = {}
-    for one in found:
-        by_kind.setdefault(one.kind, []).append(one)
+    for finding in findings:
+        by_kind.setdefault(finding.kind, []).append(finding)
 
     def those(*kinds: str) -> list[Finding]:
-        return [one for kind in kinds for one in by_kind.get(kind, [])]
+        return [finding for kind in kinds for finding in by_kind.get(kind, [])]
 
     if those(checks.SCHEMA_FILES, checks.UNKNOWN_TYPE, checks.FORGOTTEN_PROPERTY):
         property_files.put_back(storage)
-    for one in those(checks.MOVED_BRANCH):
-        moved.point_here(storage, one.place, one.branch)
-    _mend_refs(storage, found, grace_seconds)
+    for finding in those(checks.MOVED_BRANCH):
+        moved.point_here(storage, finding.place, finding.branch)
+    _mend_refs(storage, findings, grace_seconds)
     for branch in _branches(those(checks.HALF_MIGRATION, checks.AUTO_CLEANUP)):
         open_for_writing(storage, branch)
     heads = those(checks.CRASH_RECORD, checks.UNPUBLISHED_HEAD, checks.AUTO_CLEANUP, checks.STAGING)
     if heads:
         _heal(storage, heads, grace_seconds)
     again = those(checks.DAMAGED_LOG)
-    for one in again:
-        logs.make_again(storage, logs.Damaged(one.place, one.branch, one.what))
+    for finding in again:
+        logs.make_again(storage, logs.Damaged(finding.place, finding.branch, finding.what))
     gaps = _branches(those(checks.MISSING_LINEAGE))
-    for branch in [one.name for one in refs.list_branches(storage)] if again else gaps:
+    for branch in [ref.name for ref in refs.list_branches(storage)] if again else gaps:
         logs.fill(storage, branch)
     if again:
         logs.fill_actors(storage)
-    for one in checks.running_runs(storage) if again else those(checks.RUNNING_RUN):
-        _end_run(storage, one.place)
+    for finding in checks.running_runs(storage) if again else those(checks.RUNNING_RUN):
+        _end_run(storage, finding.place)
 
 
 def _mend_refs(storage: Storage, found: list[Finding], grace_seconds: float) -> None:
@@ -159,8 +162,8 @@ def _mend_refs(storage: Storage, found: list[Finding], grace_seconds: float) -> 
         _protect_tags(storage)
 
 
-def _branches(found: Iterable[Finding]) -> list[str]:
-    return sorted({one.branch for one in found})
+def _branches(findings: Iterable[Finding]) -> list[str]:
+    return sorted({finding.branch for finding in findings})
 
 
 def _mend_torn(storage: Storage, found: list[Finding]) -> list[Finding]:
@@ -196,20 +199,20 @@ def _protect_tags(storage: Storage) -> None:
             tags.protect(storage, tag)
 
 
-def _delete_half(storage: Storage, found: Finding, grace_seconds: float) -> None:
+def _delete_half(storage: Storage, finding: Finding, grace_seconds: float) -> None:
     """Delete a half-made branch, if it still is one: its maker may have removed it."""
-    if found.branch not in _names(storage):
+    if finding.branch not in _names(storage):
         with contextlib.suppress(UnsupportedError):  # by now another one needs it
-            branches.remove_unlisted(storage, found.branch, 0)
+            branches.remove_unlisted(storage, finding.branch, 0)
         return
     whole = {branch.name for branch, _ in refs.readable(storage)}
-    if found.branch not in whole:
+    if finding.branch not in whole:
         with contextlib.suppress(BranchNotFoundError):
-            branches.delete_branch(storage, found.branch, grace_seconds)
+            branches.delete_branch(storage, finding.branch, grace_seconds)
 
 
-def _remove_fork(storage: Storage, found: Finding) -> None:
-    place, name = found.place, found.branch
+def _remove_fork(storage: Storage, finding: Finding) -> None:
+    place, name = finding.place, finding.branch
     fork = forks.judged(storage, place, name, _names(storage))
 
     def is_unwanted() -> bool:
@@ -226,7 +229,7 @@ def _names(storage: Storage) -> list[str]:
     return [branch.name for branch in refs.list_branches(storage)]
 
 
-def _heal(storage: Storage, found: list[Finding], grace_seconds: float) -> None:
+def _heal(storage: Storage, findings: list[Finding], grace_seconds: float) -> None:
     """Resolve dead records and heads, under a crash record of this repair's own.
 
     The record is also the store's clock: ages are taken against it (rule 24).
@@ -235,23 +238,25 @@ def _heal(storage: Storage, found: list[Finding], grace_seconds: float) -> None:
     with Heartbeat(storage, publish_id, grace_seconds) as heartbeat:
         heartbeat.record(layout.MAIN, [], None)
         try:
-            _forget_staged(storage, publish_id, found)
-            for branch in _branches(found):
+            _forget_staged(storage, publish_id, findings)
+            for branch in _branches(findings):
                 _until_quiet(
-                    partial(_heal_branch, storage, publish_id, branch, found, grace_seconds)
+                    partial(_heal_branch, storage, publish_id, branch, findings, grace_seconds)
                 )
         finally:
             heartbeat.remove()
 
 
 def _heal_branch(
-    storage: Storage, publish_id: str, branch: str, found: list[Finding], grace_seconds: float
+    storage: Storage, publish_id: str, branch: str, findings: list[Finding], grace_seconds: float
 ) -> None:
     round_ = Round(storage, publish_id, grace_seconds, lambda: load(storage, branch))
     heal.resolve_dead(round_, grace_seconds)
     snapshot = load(storage, branch)
     keys = tuple(
-        one.place for one in found if one.branch == branch and one.place in snapshot.tables
+        finding.place
+        for finding in findings
+        if finding.branch == branch and finding.place in snapshot.tables
     )
     heal.roll_back(round_, snapshot, keys, strip_too=True)
 
@@ -276,10 +281,14 @@ def _until_quiet(step: Callable[[], None]) -> None:
     ) from cause
 
 
-def _forget_staged(storage: Storage, publish_id: str, found: list[Finding]) -> None:
+def _forget_staged(storage: Storage, publish_id: str, findings: list[Finding]) -> None:
     now = crash_records.renewed_at(storage, publish_id)
-    for one in found:
-        inside = storage.list(f"{layout.STAGING}/{one.place}") if one.kind == checks.STAGING else []
+    for finding in findings:
+        inside = (
+            storage.list(f"{layout.STAGING}/{finding.place}")
+            if finding.kind == checks.STAGING
+            else []
+        )
         newest = max((info.last_modified for info in inside), default=None)
         if now is not None and newest is not None and now - newest > staging.LIVE:
             storage.delete_many([info.path for info in inside])

@@ -77,35 +77,37 @@ def graph_versions(
     Raises:
         OmnigraphError: the lineage or a branch can't be read.
     """
-    kept: dict[str, set[int]] = {}
+    needed: dict[str, set[int]] = {}
     for branch in known.branches:
         versions = made.get(branch.name)
         if versions is None:  # half made or half deleted
             continue
         newest = commits.head(storage, branch.name)
         noted = newest.manifest_version if newest else 0
-        kept[branch.name] = {
+        needed[branch.name] = {
             *kept_by_age(versions, cutoff),
             *sorted(versions)[len(versions) - keep :],
             *(version for version in versions if version > noted),
         }
     for branch in known.branches:
         if branch.parent is not None and branch.parent_version is not None:
-            kept.setdefault(branch.parent, set()).add(branch.parent_version)
+            needed.setdefault(branch.parent, set()).add(branch.parent_version)
     for tag in known.tags:
-        kept.setdefault(tag.branch, set()).add(tag.version)
+        needed.setdefault(tag.branch, set()).add(tag.version)
     whole = [branch for branch in known.branches if branch.name in made]
     for name, version in _merge_bases(storage, whole):
-        kept.setdefault(name, set()).add(version)
-    return {name: numbers & set(made.get(name, {})) for name, numbers in kept.items()}
+        needed.setdefault(name, set()).add(version)
+    return {name: numbers & set(made.get(name, {})) for name, numbers in needed.items()}
 
 
 def _merge_bases(storage: Storage, branches: Sequence[Branch]) -> Iterable[tuple[str, int]]:
     """Yield (branch, graph version) of what every two branches have in common."""
-    heads = [head for one in branches if (head := commits.head(storage, one.name)) is not None]
-    for one, other in combinations(heads, 2):
+    heads = [
+        head for branch in branches if (head := commits.head(storage, branch.name)) is not None
+    ]
+    for commit, other in combinations(heads, 2):
         try:
-            bases = merge_bases(storage, one, other)
+            bases = merge_bases(storage, commit, other)
         except UnsupportedError:
             continue
         yield from ((base.branch, base.manifest_version) for base in bases)
@@ -117,13 +119,13 @@ def pins(storage: Storage, kept: Mapping[str, set[int]]) -> set[Pin]:
     Raises:
         OmnigraphError: a kept graph version can't be read: nothing may be removed then.
     """
-    found: set[Pin] = set()
+    pinned: set[Pin] = set()
     for branch, versions in kept.items():
         for version in sorted(versions):
             for entry in load(storage, branch, version).tables.values():
                 own = layout.lance_branch(entry.table_branch)
-                found.add((entry.location, own, entry.table_version))
-    return found
+                pinned.add((entry.location, own, entry.table_version))
+    return pinned
 
 
 def named_by_lance(storage: Storage, location: str) -> set[Pin]:
@@ -140,7 +142,7 @@ def named_by_lance(storage: Storage, location: str) -> set[Pin]:
         tags = main.tags.list().values()
         branches = main.branches.list().values()
     named = [(tag.get("branch"), tag["version"]) for tag in tags]
-    named += [(one.get("parent_branch"), one["parent_version"]) for one in branches]
+    named += [(branch.get("parent_branch"), branch["parent_version"]) for branch in branches]
     return {
         (location, layout.lance_branch(branch), int(version))
         for branch, version in named

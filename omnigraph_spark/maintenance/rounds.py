@@ -212,10 +212,10 @@ class _Maintenance:
         self.tried = True
         try:
             for key in keys:
-                wanted = self.built[key]
-                assert wanted is not None
+                built = self.built[key]
+                assert built is not None
                 try:
-                    moved.append(prepared.apply(self.round, wanted, entries[key]))
+                    moved.append(prepared.apply(self.round, built, entries[key]))
                 except Stale:
                     del self.built[key]
                     raise
@@ -228,20 +228,20 @@ class _Maintenance:
             self._put_back(moved)
             raise
         self._tidy(lambda: _faults.point("commit.after_publish"))
-        return self._published(heartbeat, done, tuple(one.table_key for one in moved))
+        return self._published(heartbeat, done, tuple(table.table_key for table in moved))
 
     def _request(self, snapshot: Snapshot, moved: Sequence[Moved]) -> Publish:
         ours: dict[str, object] = {"publish_id": self.round.publish_id, "mode": self.mode}
         if self.actor is not None:
             ours["actor"] = self.actor
         changes = [
-            row for one in moved for row in one.rows(manifest_metadata(self.round, one), ours)
+            row for table in moved for row in table.rows(manifest_metadata(self.round, table), ours)
         ]
         return Publish(
             branch=self.branch,
             publish_id=self.round.publish_id,
             changes=tuple(changes),
-            expected={one.table_key: one.before for one in moved},
+            expected={table.table_key: table.before for table in moved},
             retries=self.settings.commit_retries,
             branch_identifier=self.identifier,
             actor=self.actor,
@@ -268,11 +268,13 @@ class _Maintenance:
         return Maintained(publish_id, done.graph_version, tables)
 
     def _put_back(self, moved: Sequence[Moved]) -> None:
-        for one in reversed(moved):
+        for table in reversed(moved):
             try:
-                put_back(self.round, one, pa.schema([]))
+                put_back(self.round, table, pa.schema([]))
             except (StartOver, OmnigraphError) as error:
-                _log.warning("%s could not be put back to %d: %s", one.table_key, one.before, error)
+                _log.warning(
+                    "%s could not be put back to %d: %s", table.table_key, table.before, error
+                )
 
     def _is_put_back(self) -> bool:
         """Return whether no table is left with an unpublished head of this maintenance."""
@@ -283,8 +285,8 @@ class _Maintenance:
             own = layout.lance_branch(self.branch)
             entries = [
                 snapshot.tables[key]
-                for key, wanted in self.built.items()
-                if wanted and key in snapshot.tables
+                for key, built in self.built.items()
+                if built and key in snapshot.tables
             ]
             targets = [
                 TableTarget(e.table_key, e.location, APPEND, e.table_version, own, pa.schema([]))

@@ -64,12 +64,12 @@ class Noted:
 
     def ours(self) -> dict[str, Any]:
         """Return what only this connector understands of it; the engine passes over it."""
-        found: dict[str, Any] = {}
+        details: dict[str, Any] = {}
         if self.branch_identifier is not None:
-            found["branch_identifier"] = self.branch_identifier
+            details["branch_identifier"] = self.branch_identifier
         if self.removing:
-            found["removing"] = {key: [*map(list, value)] for key, value in self.removing.items()}
-        return found
+            details["removing"] = {key: [*map(list, value)] for key, value in self.removing.items()}
+        return details
 
 
 def path_of(publish_id: str, folder: str = layout.RECOVERY) -> str:
@@ -131,14 +131,14 @@ def refuse_foreign(storage: Storage, wait_seconds: float = 0.0) -> None:
     """
     end = time.monotonic() + wait_seconds
     while True:
-        found = foreign(storage)
-        if not found:
+        records = foreign(storage)
+        if not records:
             return
         if time.monotonic() >= end:
             raise RecoveryPendingError(
-                f"The graph has an unfinished write of another engine ({found[0]})",
+                f"The graph has an unfinished write of another engine ({records[0]})",
                 expected=f"an empty {layout.RECOVERY}/, and no change of the schema going on",
-                found=f"{len(found)} record(s)",
+                found=f"{len(records)} record(s)",
                 hint=(
                     "Nothing was written. Open the graph for writing with the engine that left it,"
                     " which finishes or undoes that write, and run this again. A change of tables"
@@ -163,12 +163,12 @@ def foreign(storage: Storage) -> list[str]:
 
 def _schema_change(storage: Storage) -> list[str]:
     """Return what a newer engine leaves while it changes the schema, or died at it."""
-    found = [f"{name}{_STAGED}" for name in layout.SCHEMA_FILES]
-    found = [path for path in found if storage.head(path) is not None]
+    leftovers = [f"{name}{_STAGED}" for name in layout.SCHEMA_FILES]
+    leftovers = [path for path in leftovers if storage.head(path) is not None]
     with translated("Listing the branches of __manifest"):
         if layout.SCHEMA_LOCK in open_main(storage).branches.list():
-            found.append(f"branch {layout.SCHEMA_LOCK}")
-    return found
+            leftovers.append(f"branch {layout.SCHEMA_LOCK}")
+    return leftovers
 
 
 def others(storage: Storage, publish_id: str) -> list[CrashRecord]:
@@ -201,10 +201,10 @@ def dead(storage: Storage, own_publish_id: str, grace_seconds: float) -> list[Cr
         RecoveryPendingError: as `refuse_foreign`, after the grace.
         StorageError: the store failed.
     """
-    found = [record for _, record in _all(storage)]
-    if None in found or formats.of_graph(storage).has_lineage:
+    records = [record for _, record in _all(storage)]
+    if None in records or formats.of_graph(storage).has_lineage:
         refuse_foreign(storage, grace_seconds)
-    ours = [record for record in found if record is not None]
+    ours = [record for record in records if record is not None]
     now = next((r.renewed for r in ours if r.publish_id == own_publish_id), None)
     if now is None:
         return []
@@ -214,12 +214,12 @@ def dead(storage: Storage, own_publish_id: str, grace_seconds: float) -> list[Cr
 
 def _all(storage: Storage) -> list[tuple[ObjectInfo, CrashRecord | None]]:
     """Return what lies where our records do, None for what isn't one; what vanishes is left out."""
-    found: list[tuple[ObjectInfo, CrashRecord | None]] = []
+    entries: list[tuple[ObjectInfo, CrashRecord | None]] = []
     for info in storage.list(formats.of_graph(storage).records):
         text = storage.get(info.path)
         if text is not None:
-            found.append((info, _parsed(info, text)))
-    return found
+            entries.append((info, _parsed(info, text)))
+    return entries
 
 
 def _parsed(info: ObjectInfo, text: bytes) -> CrashRecord | None:

@@ -118,11 +118,11 @@ _lock = threading.Lock()
 def remember(storage: Storage, manifest: LanceDataset) -> None:
     """Remember the format of a graph whose `__manifest` was just opened, unless it is damaged."""
     try:
-        found = of(manifest)
+        graph_format = of(manifest)
     except UnsupportedManifestVersion:
         return
     with _lock:
-        _known[storage] = found
+        _known[storage] = graph_format
         _known.move_to_end(storage)
         while len(_known) > _MOST_KNOWN:
             _known.popitem(last=False)
@@ -136,9 +136,9 @@ def of_graph(storage: Storage) -> Format:
         StorageError: the store failed.
     """
     with _lock:
-        found = _known.get(storage)
-    if found is not None:
-        return found
+        graph_format = _known.get(storage)
+    if graph_format is not None:
+        return graph_format
     try:
         manifest = storage.dataset(layout.MANIFEST)
     except DatasetNotFoundError:

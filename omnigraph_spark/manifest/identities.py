@@ -38,8 +38,8 @@ def named(rows: pa.Table) -> pa.Table:
     if not has_identities(rows):
         return rows
     tables = rows.filter(pc.equal(rows["object_type"], TABLE))
-    place = pc.index_in(rows[INCARNATION], tables[INCARNATION].combine_chunks())
-    names = pc.take(tables["table_key"].combine_chunks(), place)
+    positions = pc.index_in(rows[INCARNATION], tables[INCARNATION].combine_chunks())
+    names = pc.take(tables["table_key"].combine_chunks(), positions)
     current = pc.coalesce(names, rows["table_key"])
     if current.equals(rows["table_key"]):
         return rows
@@ -56,7 +56,7 @@ def living(rows: pa.Table) -> tuple[pa.Table, dict[str, Identity]]:
     tables = rows.filter(pc.equal(rows["object_type"], TABLE)).to_pylist()
     known = {row[INCARNATION]: row for row in tables}
     highest, tombstones = (_highest(rows, kind) for kind in (VERSION, TOMBSTONE))
-    found: dict[str, Identity] = {}
+    by_name: dict[str, Identity] = {}
     for incarnation, version in highest.items():
         row = known.get(incarnation)
         if row is None or row[STABLE_ID] is None:
@@ -67,24 +67,24 @@ def living(rows: pa.Table) -> tuple[pa.Table, dict[str, Identity]]:
         if tombstones.get(incarnation, 0) >= version:
             continue
         key = row["table_key"]
-        if key in found:
+        if key in by_name:
             raise CorruptManifestError(
                 f"__manifest has two tables of the name {key[:80]!r}",
                 expected="one",
-                found=f"the ids {found[key].incarnation} and {incarnation}",
+                found=f"the ids {by_name[key].incarnation} and {incarnation}",
             )
-        found[key] = Identity(row[STABLE_ID], incarnation)
-    alive = pa.array([one.incarnation for one in found.values()], pa.uint64())
-    return rows.filter(pc.is_in(rows[INCARNATION], alive)), found
+        by_name[key] = Identity(row[STABLE_ID], incarnation)
+    alive = pa.array([identity.incarnation for identity in by_name.values()], pa.uint64())
+    return rows.filter(pc.is_in(rows[INCARNATION], alive)), by_name
 
 
 def of_table(rows: pa.Table, key: str) -> pa.Table:
     """Return the rows of a table by its name, without those of a dropped one that had the name."""
-    found = rows.filter(pc.equal(rows["table_key"], key))
+    table_rows = rows.filter(pc.equal(rows["table_key"], key))
     if not has_identities(rows):
-        return found
-    dropped = found.filter(pc.equal(found["object_type"], TOMBSTONE))[INCARNATION]
-    return found.filter(pc.invert(pc.is_in(found[INCARNATION], dropped.combine_chunks())))
+        return table_rows
+    dropped = table_rows.filter(pc.equal(table_rows["object_type"], TOMBSTONE))[INCARNATION]
+    return table_rows.filter(pc.invert(pc.is_in(table_rows[INCARNATION], dropped.combine_chunks())))
 
 
 def _highest(rows: pa.Table, kind: str) -> dict[int, int]:
@@ -105,14 +105,14 @@ def refuse_unreadable(before: pa.Table, new: pa.Table) -> None:
     Raises:
         CorruptManifestError: names the row and what is wrong with it; nothing was published.
     """
-    there = before.filter(pc.equal(before["object_type"], TABLE)).to_pylist()
-    tables = {row[INCARNATION]: row for row in there}
+    existing = before.filter(pc.equal(before["object_type"], TABLE)).to_pylist()
+    tables = {row[INCARNATION]: row for row in existing}
     rows = new.to_pylist()
     tables |= {row[INCARNATION]: row for row in rows if row["object_type"] == TABLE}
     for row in rows:
-        what = _wrong_table(row, tables) if row["object_type"] in _TABLE_KINDS else _wrong(row)
-        if what is not None:
-            raise _refused(row, what)
+        problem = _wrong_table(row, tables) if row["object_type"] in _TABLE_KINDS else _wrong(row)
+        if problem is not None:
+            raise _refused(row, problem)
     fixed = [r["object_id"] for r in rows if r["object_type"] in (VERSION, TOMBSTONE, COMMIT)]
     doubled = before.filter(pc.is_in(before["object_id"], pa.array(fixed, pa.utf8())))
     if doubled.num_rows:
@@ -151,9 +151,9 @@ def _wrong(row: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _refused(row: Mapping[str, Any], what: str) -> CorruptManifestError:
+def _refused(row: Mapping[str, Any], problem: str) -> CorruptManifestError:
     return CorruptManifestError(
-        f"A row of this publish would make the graph unreadable: {what}",
+        f"A row of this publish would make the graph unreadable: {problem}",
         expected="what docs/internals/format.md says of newer stamps",
         found=str(row["object_id"])[:120],
         hint="Nothing was published. Please report this with the calls that led to it",

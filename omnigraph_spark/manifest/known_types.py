@@ -106,9 +106,9 @@ def known(storage: Storage, snapshot: Snapshot) -> Known:
         CorruptManifestError: `_schema.pg` is missing, empty or cut off, or can't be read.
         StorageError: the store failed.
     """
-    found = engine_schema.read_for_writing(storage, bool(snapshot.tables), bool(snapshot.types))
-    schema, lost = filled(storage, found.schema, snapshot)
-    return Known(schema, lost, found.text)
+    files = engine_schema.read_for_writing(storage, bool(snapshot.tables), bool(snapshot.types))
+    schema, lost = filled(storage, files.schema, snapshot)
+    return Known(schema, lost, files.text)
 
 
 def filled(
@@ -121,27 +121,27 @@ def filled(
     """
     changed: list[NodeType | EdgeType] = []
     lost: list[NodeType | EdgeType] = []
-    told: EngineSchema | None = None
+    ir_schema: EngineSchema | None = None
     for key, entry in snapshot.tables.items():
-        one, whole = files.of_table(key), remembered(snapshot, key)
-        if one is None and whole is None and files.types():
-            told = told or engine_schema.read_ir(storage) or EngineSchema()
-            whole = told.of_table(key)
-        if one is None and whole is not None:
+        in_files, whole = files.of_table(key), remembered(snapshot, key)
+        if in_files is None and whole is None and files.types():
+            ir_schema = ir_schema or engine_schema.read_ir(storage) or EngineSchema()
+            whole = ir_schema.of_table(key)
+        if in_files is None and whole is not None:
             lost.append(whole)
-        elif one is not None and whole is not None and _names_less(one, whole):
-            changed.append(with_lost(one, whole, _columns(storage, entry)))
+        elif in_files is not None and whole is not None and _names_less(in_files, whole):
+            changed.append(with_lost(in_files, whole, _columns(storage, entry)))
     types = EngineSchema.of([*changed, *lost]).with_types(files)
     return types, EngineSchema.of(lost)
 
 
-def _names_less(one: NodeType | EdgeType, whole: NodeType | EdgeType) -> bool:
-    return bool({p.name for p in whole.properties} - {p.name for p in one.properties})
+def _names_less(part: NodeType | EdgeType, whole: NodeType | EdgeType) -> bool:
+    return bool({p.name for p in whole.properties} - {p.name for p in part.properties})
 
 
 def _columns(storage: Storage, entry: TableEntry) -> list[str]:
-    place = (entry.location, entry.table_branch, entry.table_version)
-    names: list[str] = open_for_reading(storage, *place).schema.names
+    pin = (entry.location, entry.table_branch, entry.table_version)
+    names: list[str] = open_for_reading(storage, *pin).schema.names
     return names
 
 
@@ -159,9 +159,9 @@ def _marked(rows: pa.Table) -> pa.Table:
     parts = []
     for batch in rows.to_batches():
         texts = batch.column("metadata")
-        found = sorted(set(_mentioning(texts)))
-        if found:
-            parts.append(batch.take(pa.array(found, pa.int64())))
+        positions = sorted(set(_mentioning(texts)))
+        if positions:
+            parts.append(batch.take(pa.array(positions, pa.int64())))
     return pa.Table.from_batches(parts, rows.schema)
 
 

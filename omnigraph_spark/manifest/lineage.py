@@ -45,8 +45,8 @@ def commits_of(rows: pa.Table) -> list[GraphCommit]:
     Raises:
         CorruptManifestError: a commit without a version, or with unreadable metadata.
     """
-    found = rows.filter(pc.equal(rows["object_type"], COMMIT)).select(_COLUMNS).to_pylist()
-    return sorted(map(_commit, found), key=lambda one: one.order)
+    commit_rows = rows.filter(pc.equal(rows["object_type"], COMMIT)).select(_COLUMNS).to_pylist()
+    return sorted(map(_commit, commit_rows), key=lambda commit: commit.order)
 
 
 def head_of(rows: pa.Table) -> GraphCommit | None:
@@ -60,20 +60,20 @@ def head_of(rows: pa.Table) -> GraphCommit | None:
     if not newest.is_valid:
         return None
     last = commits.filter(pc.equal(commits["table_version"], newest)).to_pylist()
-    return max(map(_commit, last), key=lambda one: one.order)
+    return max(map(_commit, last), key=lambda commit: commit.order)
 
 
 def _commit(row: dict[str, Any]) -> GraphCommit:
     try:
-        told = json.loads(row["metadata"])
+        metadata = json.loads(row["metadata"])
         return GraphCommit(
             row["object_id"],
             int(row["table_version"]),
             row["table_branch"],
-            told.get("parent_commit_id"),
-            told.get("merged_parent_commit_id"),
-            int(told["created_at"]),
-            told.get("actor_id"),
+            metadata.get("parent_commit_id"),
+            metadata.get("merged_parent_commit_id"),
+            int(metadata["created_at"]),
+            metadata.get("actor_id"),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptManifestError(

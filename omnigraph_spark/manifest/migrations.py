@@ -42,18 +42,18 @@ def check_readable(manifest: LanceDataset) -> None:
         UnsupportedManifestVersion: a newer stamp whose rows this version can't understand.
         CorruptManifestError: a known stamp, and a column is missing or has another type.
     """
-    found = formats.of(manifest)
+    graph_format = formats.of(manifest)
     schema = manifest.schema
-    wide = found.has_identities and found.is_writable
-    for wanted in IDENTITY_SCHEMA if wide else MANIFEST_SCHEMA:
-        index = schema.get_field_index(wanted.name)
-        if index >= 0 and schema.field(index).type == wanted.type:
+    wide = graph_format.has_identities and graph_format.is_writable
+    for column in IDENTITY_SCHEMA if wide else MANIFEST_SCHEMA:
+        index = schema.get_field_index(column.name)
+        if index >= 0 and schema.field(index).type == column.type:
             continue
-        if not found.is_writable:
-            raise unsupported(found.stamp)
+        if not graph_format.is_writable:
+            raise unsupported(graph_format.stamp)
         raise CorruptManifestError(
-            f"__manifest has no usable column {wanted.name}",
-            expected=str(wanted.type),
+            f"__manifest has no usable column {column.name}",
+            expected=str(column.type),
             found="nothing" if index < 0 else str(schema.field(index).type),
             hint="The graph's catalog is damaged; restore it from a copy",
         )

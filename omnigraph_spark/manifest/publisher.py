@@ -210,11 +210,11 @@ def _once(
     ):
         return Published(manifest.version, skipped=True)
     _check_expected(snapshot, request)
-    found = formats.of(manifest)
-    own = _commit_row(rows, request, manifest) if found.has_lineage else None
-    new_rows = _arrow(found, snapshot, request, own)
+    graph_format = formats.of(manifest)
+    own = _commit_row(rows, request, manifest) if graph_format.has_lineage else None
+    new_rows = _arrow(graph_format, snapshot, request, own)
     _check_visible(rows, new_rows, request, manifest.version)
-    if found.has_identities:
+    if graph_format.has_identities:
         identities.refuse_unreadable(rows, new_rows)
     _faults.point("publish.before_merge")
     if time.monotonic() - began > _HANDLE_SECONDS:
@@ -236,7 +236,7 @@ def _once(
     if _is_below(storage, request, manifest, version):
         return None
     if own is not None and own.graph_version != version:
-        _renumber(manifest, found, own, version)
+        _renumber(manifest, graph_format, own, version)
     _check_after(storage, request)
     return Published(version)
 
@@ -267,14 +267,16 @@ def _commit_row(rows: pa.Table, request: Publish, manifest: LanceDataset) -> Com
     )
 
 
-def _renumber(manifest: LanceDataset, found: Format, own: CommitRow, version: int) -> None:
+def _renumber(manifest: LanceDataset, graph_format: Format, own: CommitRow, version: int) -> None:
     """Give a commit the number of the version that it landed at; a failure is logged.
 
     Commits to `__manifest` that don't touch the row of a branch's head don't collide with a
     publish. Readers travel to the number that the commit says.
     """
     _log.warning("commit %s says %d and is at %d", own.commit_id, own.graph_version, version)
-    row = to_arrow([replace(own, graph_version=version)], {} if found.has_identities else None)
+    row = to_arrow(
+        [replace(own, graph_version=version)], {} if graph_format.has_identities else None
+    )
     try:
         _merge(manifest, row)
     except BaseException as error:  # a Rust panic is not an Exception (fact 16)
@@ -332,7 +334,7 @@ def _landed_all_the_same(
     """
     try:
         manifest = open_for_writing(storage, request.branch, request.branch_identifier)
-        there = has_publish(read_rows(manifest), request.publish_id)
+        landed = has_publish(read_rows(manifest), request.publish_id)
     except BranchNotFoundError as second:
         raise _in_no_branch(storage, request) from second
     except OmnigraphError as second:
@@ -341,7 +343,7 @@ def _landed_all_the_same(
             "the publish failed, and __manifest can't be read to see whether it landed",
             cause=type(error).__name__,
         ) from second
-    return found_in(manifest, request.publish_id) if there else None
+    return found_in(manifest, request.publish_id) if landed else None
 
 
 def _check_after(storage: Storage, request: Publish) -> None:
@@ -357,9 +359,9 @@ def _check_after(storage: Storage, request: Publish) -> None:
         _faults.point("publish.after_merge")
         if request.branch_identifier is None:
             return
-        found = branch_ref(storage, request.branch).identifier
+        identifier = branch_ref(storage, request.branch).identifier
     except BranchNotFoundError:
-        found = None
+        identifier = None
     except OmnigraphError as error:
         if request.branch_identifier is None:
             _log.warning("after publish %s: %s", request.publish_id, error)
@@ -370,7 +372,7 @@ def _check_after(storage: Storage, request: Publish) -> None:
             " written to can't be read",
             cause=type(error).__name__,
         ) from error
-    if found != request.branch_identifier:
+    if identifier != request.branch_identifier:
         raise _in_no_branch(storage, request)
 
 
@@ -450,14 +452,16 @@ def _check_expected(snapshot: Snapshot, request: Publish) -> None:
             raise ExpectedVersionMismatch(key, expected.get(key, 0), snapshot.version(key))
 
 
-def _arrow(found: Format, snapshot: Snapshot, request: Publish, own: CommitRow | None) -> pa.Table:
+def _arrow(
+    graph_format: Format, snapshot: Snapshot, request: Publish, own: CommitRow | None
+) -> pa.Table:
     """Return the rows that a publish merges, in the graph's format."""
     _refuse_unknown(snapshot, request)
     if own is None:
         return to_arrow([*_guards(snapshot, request), *request.changes])
     skipped = [r for r in request.changes if isinstance(r, VersionRow) and r.stands_for_skipped]
     rows = [row for row in request.changes if row not in skipped]
-    pairs = identities.of_rows(snapshot.identities, rows) if found.has_identities else None
+    pairs = identities.of_rows(snapshot.identities, rows) if graph_format.has_identities else None
     return to_arrow([*rows, *lineage.rows_of(own)], pairs)
 
 
@@ -493,8 +497,10 @@ def _check_visible(rows: pa.Table, added: pa.Table, request: Publish, version: i
     """Refuse a publish that would be acknowledged and invisible (rule 5)."""
     if not identities.has_identities(rows):  # else a row's name isn't always its table's
         rows = rows.filter(pc.is_in(rows["table_key"], added["table_key"].unique()))
-    kept = rows.filter(pc.invert(pc.is_in(rows["object_id"], added["object_id"])))
-    after = fold(pa.concat_tables([kept, added.cast(kept.schema)]), request.branch, version)
+    remaining = rows.filter(pc.invert(pc.is_in(rows["object_id"], added["object_id"])))
+    after = fold(
+        pa.concat_tables([remaining, added.cast(remaining.schema)]), request.branch, version
+    )
     for row in request.changes:
         if isinstance(row, VersionRow) and after.version(row.table_key) != row.table_version:
             # Made and dropped by others since the round began: its creator's number is used up.
@@ -511,14 +517,14 @@ def txn_versions(rows: pa.Table, app_id: str) -> dict[str, int]:
     """Return the highest `txnVersion` of an application per table, from the version rows."""
     versions = rows.filter(pc.equal(rows["object_type"], VERSION))
     marked = versions.filter(pc.match_substring(versions["metadata"], '"txn":['))
-    found: dict[str, int] = {}
+    highest: dict[str, int] = {}
     for key, text in zip(
         marked["table_key"].to_pylist(), marked["metadata"].to_pylist(), strict=True
     ):
         txn = _txn(text)
         if txn is not None and txn[0] == app_id:
-            found[key] = max(found.get(key, -1), txn[1])
-    return found
+            highest[key] = max(highest.get(key, -1), txn[1])
+    return highest
 
 
 def is_published(storage: Storage, branch: str, txn: tuple[str, int]) -> bool:
@@ -539,8 +545,8 @@ def _highest_txn(rows: pa.Table, app_id: str) -> int:
     marked = rows["metadata"].filter(
         pc.fill_null(pc.match_substring(rows["metadata"], prefix), False)
     )
-    found = pc.extract_regex(marked, re.escape(prefix) + r"(?P<number>\d+)\]")
-    numbers = pc.struct_field(found, "number").cast(pa.int64())
+    extracted = pc.extract_regex(marked, re.escape(prefix) + r"(?P<number>\d+)\]")
+    numbers = pc.struct_field(extracted, "number").cast(pa.int64())
     highest = pc.max(numbers).as_py()
     return -1 if highest is None else int(highest)
 

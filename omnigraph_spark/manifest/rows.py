@@ -143,7 +143,7 @@ class CommitRow:
 
     def columns(self) -> dict[str, Any]:
         """Return the row by column name."""
-        told = {
+        metadata = {
             "parent_commit_id": self.parent,
             "merged_parent_commit_id": self.merged_parent,
             "actor_id": self.actor,
@@ -152,7 +152,7 @@ class CommitRow:
         return {
             "object_id": self.commit_id,
             "object_type": COMMIT,
-            "metadata": _json({key: value for key, value in told.items() if value is not None}),
+            "metadata": _json({key: value for key, value in metadata.items() if value is not None}),
             "table_key": "",
             "table_version": self.graph_version,
             "table_branch": self.branch,
@@ -169,11 +169,11 @@ class HeadRow:
 
     def columns(self) -> dict[str, Any]:
         """Return the row by column name."""
-        told = {"head_commit_id": self.commit_id, "parent_commit_id": self.parent}
+        metadata = {"head_commit_id": self.commit_id, "parent_commit_id": self.parent}
         return {
             "object_id": f"{HEAD}:{self.branch or layout.MAIN}",
             "object_type": HEAD,
-            "metadata": _json({key: value for key, value in told.items() if value is not None}),
+            "metadata": _json({key: value for key, value in metadata.items() if value is not None}),
             "table_key": "",
         }
 
@@ -193,8 +193,8 @@ def to_arrow(rows: Iterable[AnyRow], identities: Mapping[str, Identity] | None =
     """
     if identities is None:
         return pa.Table.from_pylist([row.columns() for row in rows], schema=MANIFEST_SCHEMA)
-    found = [_identified(row, identities) for row in rows]
-    return pa.Table.from_pylist(found, schema=IDENTITY_SCHEMA)
+    identified = [_identified(row, identities) for row in rows]
+    return pa.Table.from_pylist(identified, schema=IDENTITY_SCHEMA)
 
 
 def _identified(row: AnyRow, identities: Mapping[str, Identity]) -> dict[str, Any]:

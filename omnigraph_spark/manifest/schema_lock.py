@@ -156,16 +156,16 @@ def _remove_unlisted(storage: Storage, grace_seconds: float) -> None:
     Lance makes no branch where they are. Who is making one writes the ref last, within the grace.
     """
     folder = f"{layout.MANIFEST}/tree/{layout.SCHEMA_LOCK}"
-    found = storage.list(folder)
+    files = storage.list(folder)
     end = time.monotonic() + grace_seconds
-    while found and time.monotonic() < end:
+    while files and time.monotonic() < end:
         backoff.poll(_POLL_SECONDS)
-        if storage.list(folder) != found:
+        if storage.list(folder) != files:
             return
-    if not found or _is_taken(storage):
+    if not files or _is_taken(storage):
         return
     _log.warning("removing files of a lock that isn't there any more")
-    storage.delete_many([info.path for info in found])
+    storage.delete_many([info.path for info in files])
 
 
 def refuse_taken(storage: Storage) -> None:
@@ -256,7 +256,7 @@ def settle(storage: Storage, holder: str, files: Sequence[bytes | None] = ()) ->
     published = dict(load(storage).identities)
     live = [storage.get(name) for name in layout.SCHEMA_FILES]
     staged = [*files] or [storage.get(path) for path in STAGED]
-    whole = [live[n] if one is None else one for n, one in enumerate(staged)]
+    whole = [live[n] if content is None else content for n, content in enumerate(staged)]
     records = schema_record.found(storage)
     has_landed = bool(files) or not records or schema_record.has_landed(storage, records)
     check_held(storage, holder)
@@ -301,11 +301,11 @@ def remove_unpublished(storage: Storage, published: dict[str, Identity]) -> None
     if ir_text is None:
         return
     above = ir2.document(ir_text.decode("utf-8"))["next_identity_id"]
-    kept = {one.location(key) for key, one in published.items()}
+    needed = {identity.location(key) for key, identity in published.items()}
     for kind in layout.TABLE_FOLDERS:
         for name in storage.folders(kind):
             location = f"{kind}/{name.rstrip('/').rpartition('/')[2]}"
-            if location not in kept and _incarnation(location) >= above:
+            if location not in needed and _incarnation(location) >= above:
                 storage.delete_many([info.path for info in storage.list(location)])
                 if storage.is_local():
                     shutil.rmtree(storage.uri(location), ignore_errors=True)
@@ -320,7 +320,7 @@ def _incarnation(location: str) -> int:
 
 def _tables(files: list[bytes | None]) -> dict[str, Identity] | None:
     """Return the ids of the tables that schema files name, None where they don't agree."""
-    texts = [None if one is None else one.decode("utf-8", "replace") for one in files]
+    texts = [None if data is None else data.decode("utf-8", "replace") for data in files]
     pg, ir_text, state = texts
     if pg is None or ir_text is None or state is None:
         return None
@@ -337,11 +337,11 @@ def _holder(storage: Storage) -> str | None:
     if not formats.of_graph(storage).has_identities:
         return None
     with translated("Listing the branches of __manifest"):
-        found = open_main(storage).branches.list().get(layout.SCHEMA_LOCK)
-    if found is None:
+        lock = open_main(storage).branches.list().get(layout.SCHEMA_LOCK)
+    if lock is None:
         return None
-    told = found.get("metadata") or {}
-    holder = told.get(OURS)
+    metadata = lock.get("metadata") or {}
+    holder = metadata.get(OURS)
     return holder if isinstance(holder, str) else None
 
 

@@ -59,8 +59,8 @@ class TableEntry:
     @property
     def ours(self) -> Mapping[str, Any]:
         """Return what this connector left in the version row's metadata, if it wrote it."""
-        found = self.metadata.get(OURS)
-        return found if isinstance(found, dict) else {}
+        ours = self.metadata.get(OURS)
+        return ours if isinstance(ours, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class Snapshot:
         Raises:
             TableNotFoundError: the snapshot has no such table; what exists is listed.
         """
-        found = self.tables.get(key)
-        if found is None:
+        entry = self.tables.get(key)
+        if entry is None:
             near = nearest(key, self.tables)
             raise TableNotFoundError(
                 f"No table {key[:80]!r} on branch {self.branch} at version {self.graph_version}",
@@ -97,12 +97,12 @@ class Snapshot:
                 table_key=key,
                 nearest=near,
             )
-        return found
+        return entry
 
     def version(self, key: str) -> int:
         """Return the table's published version, 0 where it has none."""
-        found = self.tables.get(key)
-        return 0 if found is None else found.table_version
+        entry = self.tables.get(key)
+        return 0 if entry is None else entry.table_version
 
     def resolve(self, name: str) -> str:
         """Return the table key that a user's `name` means: a key, or a bare type name.
@@ -126,11 +126,11 @@ def nearest(name: str, keys: Iterable[str]) -> str | None:
     alike: dict[str, list[str]] = {}
     for key in sorted(keys):
         alike.setdefault(key.partition(":")[2].lower(), []).append(key)
-    found = difflib.get_close_matches(bare.lower(), alike, n=1, cutoff=0.6)
-    if not found:
+    matches = difflib.get_close_matches(bare.lower(), alike, n=1, cutoff=0.6)
+    if not matches:
         return None
-    same_kind = [key for key in alike[found[0]] if key.partition(":")[0] == kind]
-    return (same_kind or alike[found[0]])[0]
+    same_kind = [key for key in alike[matches[0]] if key.partition(":")[0] == kind]
+    return (same_kind or alike[matches[0]])[0]
 
 
 def fold(rows: pa.Table, branch: str, graph_version: int) -> Snapshot:
@@ -230,11 +230,11 @@ def highest_of(rows: pa.Table, kind: str) -> dict[str, int]:
 def _live(rows: pa.Table, live: Mapping[str, int], own: str | None) -> pa.Table:
     """Return one version row per table: that of its version in `live`, the branch's own first."""
     keys = pa.array(list(live), pa.utf8())
-    wanted = pc.take(
+    live_versions = pc.take(
         pa.array(list(live.values()), pa.uint64()), pc.index_in(rows["table_key"], keys)
     )
     newest = pc.and_(
-        pc.equal(rows["object_type"], VERSION), pc.equal(rows["table_version"], wanted)
+        pc.equal(rows["object_type"], VERSION), pc.equal(rows["table_version"], live_versions)
     )
     versions = rows.filter(newest)
     own_first = pc.fill_null(
@@ -371,8 +371,8 @@ def branch_names(main: LanceDataset) -> list[str]:
         StorageError: the store failed.
     """
     with translated("Listing the branches of __manifest"):
-        found = set(main.branches.list()) - {layout.SCHEMA_LOCK}
-    return [layout.MAIN, *sorted(found)]
+        names = set(main.branches.list()) - {layout.SCHEMA_LOCK}
+    return [layout.MAIN, *sorted(names)]
 
 
 class BranchRef(NamedTuple):

@@ -60,8 +60,8 @@ def open_for_writing(
     else:
         if opened is None:
             migrations.refuse_newer(open_main(storage))
-        found = branch_ref(storage, branch).identifier
-        if identifier is not None and found != identifier:
+        current = branch_ref(storage, branch).identifier
+        if identifier is not None and current != identifier:
             raise BranchNotFoundError(
                 f"Branch {branch} was deleted and made again since this write began",
                 hint="Nothing was published. Read the branch as it is now, and write again",

@@ -50,10 +50,10 @@ class Columns:
     def merged(self, target: pa.Schema, source: pa.Schema) -> pa.Schema:
         """Return the merged table's schema: the target's columns, then what the source added."""
         new = dict(self.renamed)
-        kept = [(one, new.get(one.name, one.name)) for one in target]
+        named = [(column, new.get(column.name, column.name)) for column in target]
         fields = [
-            one.with_name(name).with_nullable(one.nullable or name in self.relaxed)
-            for one, name in kept
+            column.with_name(name).with_nullable(column.nullable or name in self.relaxed)
+            for column, name in named
             if name is not None
         ]
         fields += [source.field(name).with_nullable(True) for name in self.added]
@@ -69,8 +69,8 @@ class Columns:
         if target is None or source is None:
             return None
         mine = reshaped(target, dict(self.renamed))
-        here = {there: name for name, there in self.names[SOURCE].items()}
-        theirs = reshaped(source, {p.name: here.get(p.name) for p in source.properties})
+        merged_names = {own: name for name, own in self.names[SOURCE].items()}
+        theirs = reshaped(source, {p.name: merged_names.get(p.name) for p in source.properties})
         return fitted(with_lost(mine, theirs, schema.names), schema)
 
 
@@ -137,20 +137,24 @@ def merge_columns(
     entries = {side: entry for side, entry in sides.items() if entry is not None}
     target = entries[TARGET]
     fields = {side: _fields(storage, entry) for side, entry in entries.items()}
-    if all(one == fields[TARGET] for one in fields.values()):
+    if all(columns == fields[TARGET] for columns in fields.values()):
         same = {name: name for name in fields[TARGET]}
         return Columns(dict.fromkeys(entries, same))
-    branches = {side: one.branch for side, one in heads.items()}
+    branches = {side: head.branch for side, head in heads.items()}
     known = [fields[name] for name in bases if name in fields]
-    agreed = len(known) == len(bases) and all(_kinds(one) == _kinds(known[0]) for one in known)
+    agreed = len(known) == len(bases) and all(
+        _kinds(columns) == _kinds(known[0]) for columns in known
+    )
     base = known[0] if agreed else fields[TARGET]
     first = entries[bases[0]] if agreed else target
     starts = {
         side: _start(storage, base, Line(storage, first, entries[side], heads[side]), joined, side)
         for side in (SOURCE, TARGET)
     }
-    found = {side: _matched(one.fields, fields[side], one.line) for side, one in starts.items()}
-    work = _Merge(target.table_key, branches, fields, base, found)
+    matched = {
+        side: _matched(start.fields, fields[side], start.line) for side, start in starts.items()
+    }
+    work = _Merge(target.table_key, branches, fields, base, matched)
     if not agreed:
         _refuse_unlike(work)
     _adopt_names(work)
@@ -162,18 +166,18 @@ def merge_columns(
 
 
 def _fields(storage: Storage, entry: TableEntry) -> _Fields:
-    place = (entry.location, entry.table_branch, entry.table_version)
+    pin = (entry.location, entry.table_branch, entry.table_version)
     return {
         path: _Column(number, kind.replace("large_", ""), nullable)
         for path, number, kind, nullable in column_numbers.of_dataset(
-            open_for_reading(storage, *place)
+            open_for_reading(storage, *pin)
         )
         if "." not in path
     }
 
 
 def _kinds(fields: _Fields) -> dict[str, str]:
-    return {name: one.kind for name, one in fields.items()}
+    return {name: column.kind for name, column in fields.items()}
 
 
 class _Start(NamedTuple):
@@ -192,17 +196,19 @@ def _start(
     side: str,
 ) -> _Start:
     """Return where to follow a side from: the base, or where an earlier merge brought it in."""
-    plain = _Start(base, max(one.number for one in base.values()), line)
+    plain = _Start(base, max(column.number for column in base.values()), line)
     if line.spans is not None:
         return plain
     entry = joined(side)
     if entry is None:
         return plain
     then = _fields(storage, entry)
-    if any(name not in then or then[name].kind != one.kind for name, one in base.items()):
+    if any(name not in then or then[name].kind != column.kind for name, column in base.items()):
         return plain
-    numbered = {name: one._replace(number=then[name].number) for name, one in base.items()}
-    return _Start(numbered, max(one.number for one in then.values()), replace(line, base=entry))
+    numbered = {name: column._replace(number=then[name].number) for name, column in base.items()}
+    return _Start(
+        numbered, max(column.number for column in then.values()), replace(line, base=entry)
+    )
 
 
 def _matched(base: _Fields, side: _Fields, line: Line) -> dict[str, str]:
@@ -210,20 +216,20 @@ def _matched(base: _Fields, side: _Fields, line: Line) -> dict[str, str]:
 
     A number counts before a name: another column may have got the name meanwhile.
     """
-    found = {}
-    by_number = {one.number: name for name, one in side.items()}
-    for name, one in base.items():
-        now = by_number.get(one.number)
-        if now in (None, name) or side[now].kind != one.kind:
+    matched = {}
+    by_number = {column.number: name for name, column in side.items()}
+    for name, column in base.items():
+        now = by_number.get(column.number)
+        if now in (None, name) or side[now].kind != column.kind:
             continue
-        if line.keeps(one.number):
-            found[name] = now
-    taken = set(found.values())
-    for name, one in base.items():
-        is_free = name not in found and name not in taken
-        if is_free and name in side and side[name].kind == one.kind:
-            found[name] = name
-    return found
+        if line.keeps(column.number):
+            matched[name] = now
+    taken = set(matched.values())
+    for name, column in base.items():
+        is_free = name not in matched and name not in taken
+        if is_free and name in side and side[name].kind == column.kind:
+            matched[name] = name
+    return matched
 
 
 def _adopt_names(work: _Merge) -> None:
@@ -231,8 +237,8 @@ def _adopt_names(work: _Merge) -> None:
     for side, other in ((SOURCE, TARGET), (TARGET, SOURCE)):
         new = work.new(side)
         for name, now in work.found[other].items():
-            there = now in new and work.fields[side][now].kind == work.base[name].kind
-            if name != now and name not in work.found[side] and there:
+            is_alike = now in new and work.fields[side][now].kind == work.base[name].kind
+            if name != now and name not in work.found[side] and is_alike:
                 work.found[side][name] = now
 
 
@@ -250,20 +256,22 @@ def _match_altered(work: _Merge) -> None:
             and name in work.fields[side]
             and name not in work.found[side].values()
         ]
-        kinds = {side: one[name].kind for side, one in work.fields.items() if name in one}
+        kinds = {
+            side: columns[name].kind for side, columns in work.fields.items() if name in columns
+        }
         if len(other_type) == 2 and kinds[SOURCE] == kinds[TARGET]:
             for side in other_type:
                 work.found[side][name] = name
         elif other_type:
             theirs, ours = (kinds.get(side, "no such column") for side in (SOURCE, TARGET))
             changed, other = other_type[0], TARGET if other_type[0] == SOURCE else SOURCE
-            on, here = work.branches[changed], work.branches[other]
+            on, branch = work.branches[changed], work.branches[other]
             work.refuse(
                 name,
                 f"{on} gave {name} another type",
-                f"one type on {on} and {here}: {ours}",
+                f"one type on {on} and {branch}: {ours}",
                 theirs,
-                f"Call alter_property({work.key!r}, {name!r}, type=…, branch={here!r})",
+                f"Call alter_property({work.key!r}, {name!r}, type=…, branch={branch!r})",
             )
 
 
@@ -275,20 +283,20 @@ def _refuse_unclear(work: _Merge, side: str, start: _Start) -> None:
     """
     other = TARGET if side == SOURCE else SOURCE
     is_one_line = start.line.spans is not None
-    for name, one in work.base.items():
+    for name, column in work.base.items():
         if name in work.found[side] or name not in work.found[other]:
             continue
         for now in work.new(side):
             is_added = is_one_line and work.fields[side][now].number > start.highest
-            if work.fields[side][now].kind == one.kind and not is_added:
-                on, here = work.branches[side], work.branches[other]
+            if work.fields[side][now].kind == column.kind and not is_added:
+                on, branch = work.branches[side], work.branches[other]
                 work.refuse(
                     name,
                     f"{on} renamed {name} to {now}, or dropped {name} and added {now}",
-                    f"the same on {here}",
-                    f"{name} on {here}",
-                    f"Call rename_property({work.key!r}, {name!r}, {now!r}, branch={here!r}) or "
-                    f"drop_property({work.key!r}, {name!r}, branch={here!r})",
+                    f"the same on {branch}",
+                    f"{name} on {branch}",
+                    f"Call rename_property({work.key!r}, {name!r}, {now!r}, branch={branch!r}) or "
+                    f"drop_property({work.key!r}, {name!r}, branch={branch!r})",
                 )
 
 
@@ -298,12 +306,12 @@ def _refuse_unlike(work: _Merge) -> None:
     for name in sorted({*theirs, *ours}):
         if theirs.get(name) == ours.get(name):
             continue
-        there, missing = (TARGET, SOURCE) if name in ours else (SOURCE, TARGET)
+        holder, missing = (TARGET, SOURCE) if name in ours else (SOURCE, TARGET)
         hint = f"Call rename_property for one of the two columns {name}"
         if name not in ours or name not in theirs:
             hint = (
                 f"Call add_property({work.key!r}, {name!r}, …, branch={work.branches[missing]!r})"
-                f" or drop_property({work.key!r}, {name!r}, branch={work.branches[there]!r})"
+                f" or drop_property({work.key!r}, {name!r}, branch={work.branches[holder]!r})"
             )
         work.refuse(
             name,
@@ -359,9 +367,9 @@ def _dropped(work: _Merge, name: str) -> tuple[str, str]:
     Raises:
         SchemaMismatchError: the other side renamed it.
     """
-    kept = SOURCE if name in work.found[SOURCE] else TARGET
-    gone = TARGET if kept == SOURCE else SOURCE
-    now, on = work.found[kept][name], work.branches[kept]
+    side = SOURCE if name in work.found[SOURCE] else TARGET
+    gone = TARGET if side == SOURCE else SOURCE
+    now, on = work.found[side][name], work.branches[side]
     if now != name:
         work.refuse(
             name,
@@ -370,25 +378,25 @@ def _dropped(work: _Merge, name: str) -> tuple[str, str]:
             f"dropped on {work.branches[gone]}, {now} on {on}",
             f"Call drop_property({work.key!r}, {now!r}, branch={on!r})",
         )
-    return kept, name
+    return side, name
 
 
 def _new_name(work: _Merge, name: str, theirs: str, ours: str) -> str:
     if theirs != name != ours and theirs != ours:
-        here = work.branches[TARGET]
+        branch = work.branches[TARGET]
         work.refuse(
             name,
-            f"{work.branches[SOURCE]} renamed {name} to {theirs}, and {here} to {ours}",
+            f"{work.branches[SOURCE]} renamed {name} to {theirs}, and {branch} to {ours}",
             "one new name",
             f"{theirs} and {ours}",
-            f"Call rename_property({work.key!r}, {ours!r}, {theirs!r}, branch={here!r})",
+            f"Call rename_property({work.key!r}, {ours!r}, {theirs!r}, branch={branch!r})",
         )
     return theirs if theirs != name else ours
 
 
 def _refuse_exchanged(work: _Merge, renamed: Mapping[str, str | None]) -> None:
     """Refuse where a column is to get the name of another one that stays under a third name."""
-    here = work.branches[TARGET]
+    branch = work.branches[TARGET]
     for old, new in renamed.items():
         if new is None or new == old or new not in work.found[TARGET].values():
             continue
@@ -396,10 +404,10 @@ def _refuse_exchanged(work: _Merge, renamed: Mapping[str, str | None]) -> None:
             work.refuse(
                 old,
                 f"{work.branches[SOURCE]} gave {old} the name of the column {new}",
-                f"the same names on {here}",
-                f"{old} and {new} on {here}",
+                f"the same names on {branch}",
+                f"{old} and {new} on {branch}",
                 f"Give the columns their new names with rename_property({work.key!r}, …, "
-                f"branch={here!r})",
+                f"branch={branch!r})",
             )
 
 
@@ -415,13 +423,13 @@ def _same_kind(work: _Merge, name: str) -> None:
         )
 
 
-def _name(work: _Merge, name: str, there: Mapping[str, str]) -> None:
+def _name(work: _Merge, name: str, by_side: Mapping[str, str]) -> None:
     """Note what a merged column is called in each version.
 
     Raises:
         SchemaMismatchError: another merged column has the name, but for upper and lower case.
     """
-    taken = {one.lower() for names in work.names.values() for one in names}
+    taken = {used.lower() for names in work.names.values() for used in names}
     if name.lower() in taken:
         work.refuse(
             name,
@@ -430,7 +438,7 @@ def _name(work: _Merge, name: str, there: Mapping[str, str]) -> None:
             f"two columns {name}",
             f"Call rename_property({work.key!r}, {name!r}, …) on one of the two branches",
         )
-    for side, own in there.items():
+    for side, own in by_side.items():
         work.names[side][name] = own
 
 

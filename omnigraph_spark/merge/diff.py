@@ -49,9 +49,9 @@ def diff(
     known = known_tables(graph, before, after)
     keys = sorted(known)
     if table is not None:
-        wanted = (after if _has(after, table) else before).resolve(table)
-        keys = [wanted]
-        known = {wanted: known[wanted]}
+        resolved = (after if _has(after, table) else before).resolve(table)
+        keys = [resolved]
+        known = {resolved: known[resolved]}
     parts = [
         (key, table_diff(frame_at(graph, before, key), frame_at(graph, after, key), key))
         for key in keys
@@ -84,12 +84,12 @@ def known_tables(graph: OmniGraph, *snapshots: Snapshot) -> dict[str, StructType
         SchemaMismatchError: a column has other types in the snapshots.
     """
     known: dict[str, StructType] = {}
-    for one in snapshots:
-        if one.tables:
-            wide = graph.graph(branch=one.branch, version=one.graph_version).schema
-            found = frames.definitions(wide)
-            assert found is not None
-            for key, table in found.tables.items():
+    for snapshot in snapshots:
+        if snapshot.tables:
+            wide = graph.graph(branch=snapshot.branch, version=snapshot.graph_version).schema
+            definitions = frames.definitions(wide)
+            assert definitions is not None
+            for key, table in definitions.tables.items():
                 before = known.get(key, table)
                 known[key] = spark_types.with_columns_of(before, table, key, _COMPARE)
     return known
@@ -160,16 +160,16 @@ def comparable(frame: DataFrame, key: str) -> DataFrame:
                 "compare",
                 hint=_COMPARE,
             )
-        one = column(field.name)
-        columns.append(sf.array_sort(sf.map_entries(one)).alias(field.name) if is_map else one)
+        value = column(field.name)
+        columns.append(sf.array_sort(sf.map_entries(value)).alias(field.name) if is_map else value)
     return frame.select(*columns)
 
 
 def _original(field: StructField) -> Column:
     from pyspark.sql import functions as sf
 
-    one = column(field.name)
-    return sf.map_from_entries(one) if isinstance(field.dataType, MapType) else one
+    value = column(field.name)
+    return sf.map_from_entries(value) if isinstance(field.dataType, MapType) else value
 
 
 def gathered(

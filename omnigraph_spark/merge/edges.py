@@ -75,16 +75,18 @@ def orphans(schema: EngineSchema, after: After) -> list[tuple[str, str]]:
     Raises:
         StorageError: the store failed.
     """
-    found: list[tuple[str, str]] = []
+    orphaned: list[tuple[str, str]] = []
     for edge in schema.edges.values():
         key = edge.table_key
         if key in after.dropped or not (key in after.target.tables or key in after.merged):
             continue
         names = (edge.source, edge.target)
-        ends = dict(zip(_ENDS, (layout.table_key(layout.NODE, one) for one in names), strict=True))
-        one = _Edges(after, key, ends)
-        found += [(key, name) for name in sorted({*one.brought_loose(), *one.stranded()})]
-    return found
+        ends = dict(
+            zip(_ENDS, (layout.table_key(layout.NODE, name) for name in names), strict=True)
+        )
+        edges = _Edges(after, key, ends)
+        orphaned += [(key, name) for name in sorted({*edges.brought_loose(), *edges.stranded()})]
+    return orphaned
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class _Edges:
 
     def brought_loose(self) -> set[str]:
         """Return the ids of edges that the merge brings and whose end it doesn't leave or bring."""
-        found: set[str] = set()
+        loose: set[str] = set()
         for facts in self.after.of(self.key):
             if facts.brought is None or not facts.brought.num_rows:
                 continue
@@ -106,23 +108,23 @@ class _Edges:
                 if len(lost):
                     rows = facts.brought.filter(pc.is_in(facts.brought[side], value_set=lost))
                     pairs = set(zip(rows["id"].to_pylist(), rows[side].to_pylist(), strict=True))
-                    found |= {name for name, end in pairs - self._loose_before(pairs, node)}
-        return found
+                    loose |= {name for name, end in pairs - self._loose_before(pairs, node)}
+        return loose
 
     def _lost(self, node: str, ids: pa.Array) -> pa.Array:
         """Return the ids that a node table won't have after the merge."""
-        there = self._has(node, ids)
+        present = self._has(node, ids)
         for facts in self.after.of(node):
-            there &= ~_among(ids, facts.gone)
+            present &= ~_among(ids, facts.gone)
         for facts in self.after.of(node):
-            there |= _among(ids, facts.came)
-        return ids.filter(pa.array(~there))
+            present |= _among(ids, facts.came)
+        return ids.filter(pa.array(~present))
 
     def _has(self, node: str, ids: pa.Array) -> NDArray[np.bool_]:
-        there = np.zeros(len(ids), dtype=np.bool_)
+        present = np.zeros(len(ids), dtype=np.bool_)
         if node in self.after.target.tables:
-            there[lookup(self.after.dataset(node), ids).positions] = True
-        return there
+            present[lookup(self.after.dataset(node), ids).positions] = True
+        return present
 
     def _loose_before(self, pairs: set[tuple[str, str]], node: str) -> set[tuple[str, str]]:
         """Return the pairs (edge, end) that the target has already, without such a node."""
@@ -131,18 +133,18 @@ class _Edges:
         ends = pa.array(sorted({end for _, end in pairs}), pa.utf8())
         never = set(ends.filter(pa.array(~self._has(node, ends))).to_pylist())
         edges = pa.array(sorted({name for name, end in pairs if end in never}), pa.utf8())
-        found: set[tuple[str, str]] = set()
+        existing: set[tuple[str, str]] = set()
         for rows in self.after.rows(self.key, ["id", *_ENDS]) if len(edges) else ():
             these = rows.filter(pc.is_in(rows["id"], value_set=edges))
             for side in _ENDS:
-                found |= set(zip(these["id"].to_pylist(), these[side].to_pylist(), strict=True))
-        return {(name, end) for name, end in found if end in never}
+                existing |= set(zip(these["id"].to_pylist(), these[side].to_pylist(), strict=True))
+        return {(name, end) for name, end in existing if end in never}
 
     def stranded(self) -> set[str]:
         """Return the ids of edges of the target that stay where a node goes."""
-        found: set[str] = set()
+        stranded: set[str] = set()
         if self.key not in self.after.target.tables:
-            return found
+            return stranded
         for node in dict.fromkeys(self.ends.values()):
             sides = [side for side in _ENDS if self.ends[side] == node]
             for facts in self.after.of(node):
@@ -152,18 +154,18 @@ class _Edges:
                     hit = np.zeros(rows.num_rows, dtype=np.bool_)
                     for side in sides:
                         hit |= _among(rows[side], facts.gone)
-                    found |= set(rows["id"].filter(pa.array(hit)).to_pylist())
-        return found - self._changed if found else found
+                    stranded |= set(rows["id"].filter(pa.array(hit)).to_pylist())
+        return stranded - self._changed if stranded else stranded
 
     @cached_property
     def _changed(self) -> set[str]:
         """Return the ids of the target's edges that the merge takes away or replaces."""
-        found: set[str] = set()
+        changed: set[str] = set()
         for facts in self.after.of(self.key):
-            found |= set(facts.gone.to_pylist())
+            changed |= set(facts.gone.to_pylist())
             if facts.brought is not None:
-                found |= set(facts.brought["id"].to_pylist())
-        return found
+                changed |= set(facts.brought["id"].to_pylist())
+        return changed
 
 
 def _among(values: pa.Array | pa.ChunkedArray, ids: pa.Array) -> NDArray[np.bool_]:
@@ -172,5 +174,5 @@ def _among(values: pa.Array | pa.ChunkedArray, ids: pa.Array) -> NDArray[np.bool
         return np.zeros(len(values), dtype=np.bool_)
     if isinstance(hit, pa.ChunkedArray):
         hit = hit.combine_chunks()
-    found: NDArray[np.bool_] = hit.to_numpy(zero_copy_only=False)
-    return found
+    mask: NDArray[np.bool_] = hit.to_numpy(zero_copy_only=False)
+    return mask

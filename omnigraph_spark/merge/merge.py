@@ -82,7 +82,7 @@ def merge(
     storage = Storage.at(options.path, options.storage)
     resolve = merging.resolver(resolution)
     with _running(graph) as start:
-        found = merging.prepare(
+        prepared = merging.prepare(
             storage,
             source,
             options.branch,
@@ -90,22 +90,22 @@ def merge(
             resolve,
             only_fast_forward=only_fast_forward,
         )
-        sides = found.sides
+        sides = prepared.sides
         result = Merged(
             base_commit=sides.base_commits[0].graph_commit_id,
             source_commit=sides.heads[0].graph_commit_id,
             target_commit=sides.heads[1].graph_commit_id,
-            tables=found.written,
-            dropped=found.dropped,
+            tables=prepared.written,
+            dropped=prepared.dropped,
             fast_forward=sides.fast_forward,
-            conflicts=found.counts,
-            conflict_rows=_conflicts(graph, found),
+            conflicts=prepared.counts,
+            conflict_rows=_conflicts(graph, prepared),
         )
         if dry_run:
             return result
-        if found.counts:
-            raise MergeConflictError(source, options.branch, found.counts, result.conflict_rows)
-        return replace(result, committed=merging.publish(found, options))
+        if prepared.counts:
+            raise MergeConflictError(source, options.branch, prepared.counts, result.conflict_rows)
+        return replace(result, committed=merging.publish(prepared, options))
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def _running(graph: OmniGraph) -> Iterator[merging.Start]:
     runners: list[OnSpark] = []
 
     def start(storage: Storage, merges: Sequence[TableMerge]) -> Runner:
-        if sum(one.size() for one in merges) <= BYTES_HERE:
+        if sum(table.size() for table in merges) <= BYTES_HERE:
             return Here(storage, merges)
         runners.append(OnSpark(graph.spark, storage, merges))
         return runners[-1]
@@ -122,15 +122,15 @@ def _running(graph: OmniGraph) -> Iterator[merging.Start]:
     try:
         yield start
     finally:
-        for one in runners:
-            one.close()
+        for runner in runners:
+            runner.close()
 
 
-def _conflicts(graph: OmniGraph, found: merging.Prepared) -> DataFrame:
-    rows = list(found.rows)
-    if isinstance(found.runner, Here):
-        rows += found.runner.conflicts()
+def _conflicts(graph: OmniGraph, prepared: merging.Prepared) -> DataFrame:
+    rows = list(prepared.rows)
+    if isinstance(prepared.runner, Here):
+        rows += prepared.runner.conflicts()
     frame = graph.spark.createDataFrame(rows, CONFLICT_SCHEMA)
-    if isinstance(found.runner, OnSpark):
-        frame = frame.unionAll(found.runner.conflicts())
+    if isinstance(prepared.runner, OnSpark):
+        frame = frame.unionAll(prepared.runner.conflicts())
     return frame

@@ -74,16 +74,18 @@ class Sides:
     @classmethod
     def of(cls, storage: Storage, source: str, into: str) -> Sides:
         """Load the heads of two branches and their newest common commits."""
-        theirs, ours = (known_types.load_with_types(storage, one) for one in (source, into))
+        theirs, ours = (known_types.load_with_types(storage, branch) for branch in (source, into))
         heads = head_commit(storage, theirs), head_commit(storage, ours)
         common = merge_bases(storage, *heads)
-        bases = tuple(load(storage, one.branch, one.manifest_version) for one in common)
+        bases = tuple(load(storage, base.branch, base.manifest_version) for base in common)
         return cls(bases, theirs, ours, tuple(common), heads)
 
     @property
     def fast_forward(self) -> bool:
         """Return whether the target is still where the source began."""
-        return [one.graph_commit_id for one in self.base_commits] == [self.heads[1].graph_commit_id]
+        return [base.graph_commit_id for base in self.base_commits] == [
+            self.heads[1].graph_commit_id
+        ]
 
     def is_as_before(self, side: Snapshot, key: str) -> bool:
         """Return whether a side has a table at the version of every base."""
@@ -91,7 +93,9 @@ class Sides:
 
     def changed(self) -> list[str]:
         """Return the tables that the source changed in another way than the target."""
-        every = {key for one in (*self.bases, self.source, self.target) for key in one.tables}
+        every = {
+            key for snapshot in (*self.bases, self.source, self.target) for key in snapshot.tables
+        }
         return [
             key
             for key in sorted(every)
@@ -101,11 +105,11 @@ class Sides:
 
     def of_table(self, key: str) -> dict[str, TableEntry | None]:
         """Return what each side has of a table, by the names of `merge_rules`."""
-        sides = {f"b{number}": one for number, one in enumerate(self.bases)}
+        sides = {f"b{number}": snapshot for number, snapshot in enumerate(self.bases)}
         sides |= {SOURCE: self.source, TARGET: self.target}
         return {
-            name: replace(one.tables[key], metadata={}) if key in one.tables else None
-            for name, one in sides.items()
+            name: replace(snapshot.tables[key], metadata={}) if key in snapshot.tables else None
+            for name, snapshot in sides.items()
         }
 
 
@@ -145,10 +149,10 @@ def resolver(resolution: str | Mapping[str, str]) -> Callable[[str], str]:
     otherwise = resolution if isinstance(resolution, str) else FAIL
     for key in by_key:
         layout.split_table_key(key)
-    for one in (otherwise, *by_key.values()):
-        if one not in (OURS, THEIRS, FAIL):
+    for chosen in (otherwise, *by_key.values()):
+        if chosen not in (OURS, THEIRS, FAIL):
             raise OptionError(
-                f"{one[:40]!r} is not a resolution", expected=f"{OURS}, {THEIRS} or {FAIL}"
+                f"{chosen[:40]!r} is not a resolution", expected=f"{OURS}, {THEIRS} or {FAIL}"
             )
     return lambda key: by_key.get(key, otherwise)
 
@@ -186,11 +190,11 @@ def prepare(
     runner = start(storage, work.merges)
     outcomes = runner.outcomes()
     progress.step("rows are compared")
-    columns = {one.table_key: one.columns for one in work.merges if one.columns is not None}
+    columns = {merge.table_key: merge.columns for merge in work.merges if merge.columns is not None}
     written = tuple(
         key
-        for key, one in outcomes.items()
-        if one.is_written()
+        for key, outcome in outcomes.items()
+        if outcome.is_written()
         or sides_create(sides, key)
         or (key in columns and columns[key].is_changed)
     )
@@ -206,7 +210,7 @@ def prepare(
     ]
     mark = None if written or dropped else _mark(sides)
     counts = _counts(outcomes, rows)
-    changed = {one.table_key: one for one in work.merges if one.table_key in written}
+    changed = {merge.table_key: merge for merge in work.merges if merge.table_key in written}
     return Prepared(storage, sides, runner, written, dropped, rows, counts, mark, changed)
 
 
@@ -216,12 +220,13 @@ def _mark(sides: Sides) -> str | None:
     It needs none where one head is the base already: the next merge can't begin before it. The
     table is the smallest that the target has written itself, else the smallest that it has.
     """
-    bases = {one.graph_commit_id for one in sides.base_commits}
-    if any(bases == {one.graph_commit_id} for one in sides.heads):
+    bases = {base.graph_commit_id for base in sides.base_commits}
+    if any(bases == {head.graph_commit_id} for head in sides.heads):
         return None
     own = layout.lance_branch(sides.target.branch)
     ranked = sorted(
-        (one.table_branch != own, one.row_count, key) for key, one in sides.target.tables.items()
+        (entry.table_branch != own, entry.row_count, key)
+        for key, entry in sides.target.tables.items()
     )
     return ranked[0][2] if ranked else None
 
@@ -234,10 +239,10 @@ def sides_create(sides: Sides, key: str) -> bool:
 def _counts(
     outcomes: Mapping[str, Outcome], rows: Sequence[ConflictRow]
 ) -> dict[tuple[str, str], int]:
-    found: Counter[tuple[str, str]] = Counter((str(row[0]), str(row[2])) for row in rows)
-    for key, one in outcomes.items():
-        found.update({(key, kind): count for kind, count in one.conflicts.items()})
-    return dict(found)
+    counts: Counter[tuple[str, str]] = Counter((str(row[0]), str(row[2])) for row in rows)
+    for key, outcome in outcomes.items():
+        counts.update({(key, kind): count for kind, count in outcome.conflicts.items()})
+    return dict(counts)
 
 
 @dataclass
@@ -253,7 +258,9 @@ class _Work:
 
     def add(self, key: str, resolution: str) -> None:
         """Take a table that the source changed."""
-        source, target = (key in one.tables for one in (self.sides.source, self.sides.target))
+        source, target = (
+            key in snapshot.tables for snapshot in (self.sides.source, self.sides.target)
+        )
         if self.sides.is_as_before(self.sides.target, key):  # only the source changed it
             if source:
                 self._merge(key, resolution)
@@ -274,15 +281,15 @@ class _Work:
 
     def _merge(self, key: str, resolution: str) -> None:
         sides, bases = self.sides.of_table(key), self._bases()
-        found = None
+        columns = None
         if sides[SOURCE] is not None and sides[TARGET] is not None:
             heads = {SOURCE: self.sides.source, TARGET: self.sides.target}
-            found = merge_columns(
+            columns = merge_columns(
                 self.storage, sides, bases, heads, lambda side: self._joined(key, side)
             )
-            for side, name in found.dropped:
+            for side, name in columns.dropped:
                 self._refuse_values_lost(sides, side, name)
-        self.merges.append(TableMerge.planned(self.storage, key, sides, bases, resolution, found))
+        self.merges.append(TableMerge.planned(self.storage, key, sides, bases, resolution, columns))
 
     def _refuse_values_lost(
         self, sides: Mapping[str, TableEntry | None], side: str, name: str
@@ -293,19 +300,19 @@ class _Work:
             SchemaMismatchError: names the column.
         """
         bases = self._bases()
-        kept, base = sides[side], sides[bases[0]]
-        assert kept is not None
+        entry, base = sides[side], sides[bases[0]]
+        assert entry is not None
         assert base is not None
-        place = (base.location, base.table_branch, base.table_version)
-        there = open_for_reading(self.storage, *place).schema.names
-        compared = dict.fromkeys(bases, base) | {SOURCE: kept, TARGET: base}
+        base_version = (base.location, base.table_branch, base.table_version)
+        columns = open_for_reading(self.storage, *base_version).schema.names
+        compared = dict.fromkeys(bases, base) | {SOURCE: entry, TARGET: base}
         merge = TableMerge.planned(
             self.storage,
             base.table_key,
             compared,
             bases,
             FAIL,
-            one_column(bases, name, [one for one in there if one not in ("id", name)]),
+            one_column(bases, name, [column for column in columns if column not in ("id", name)]),
         )
         merge = replace(merge, only_values_of=name)
         (outcome,) = self.start(self.storage, [merge]).outcomes().values()
@@ -329,10 +336,10 @@ class _Work:
         if len(self.sides.base_commits) != 1:
             return None
         head = self.sides.heads[0 if side == SOURCE else 1]
-        one = joined(self.storage, head, self.sides.base_commits[0])
-        if one is None:
+        joined_at = joined(self.storage, head, self.sides.base_commits[0])
+        if joined_at is None:
             return None
-        return load(self.storage, one.branch, one.manifest_version).tables.get(key)
+        return load(self.storage, joined_at.branch, joined_at.manifest_version).tables.get(key)
 
     def _bases(self) -> list[str]:
         return [f"b{number}" for number in range(len(self.sides.bases))]
@@ -370,7 +377,9 @@ def publish(prepared: Prepared, options: WriteOptions) -> Committed:
                 planned = replace(planned, planned_at=planned_at)
                 staged = prepared.runner.staged(planned)
                 reshaped = {
-                    key: one.schema for key, one in planned.targets.items() if one.has_new_columns
+                    key: target.schema
+                    for key, target in planned.targets.items()
+                    if target.has_new_columns
                 }
                 with property_files.in_step(planned.storage, reshaped, planned.types):
                     return commit(planned, staged)
@@ -411,57 +420,61 @@ def _with_columns(prepared: Prepared, planned: WritePlan, options: WriteOptions)
     """Return a plan whose tables get the columns that the merge gives them, with their rules."""
     storage, sides, targets = prepared.storage, prepared.sides, dict(planned.targets)
     changed = {
-        key: (one, one.columns)
-        for key, one in prepared.merges.items()
-        if key in targets and one.columns is not None and one.columns.is_changed
+        key: (merge, merge.columns)
+        for key, merge in prepared.merges.items()
+        if key in targets and merge.columns is not None and merge.columns.is_changed
     }
     if not changed:
         return planned
     ours, theirs = (known_types.known(storage, x).schema for x in (sides.target, sides.source))
     types = []
-    for key, (merge, found) in changed.items():
+    for key, (merge, columns) in changed.items():
         target, schema = targets[key], merge.schema(storage)
-        targets[key] = replace(target, schema=schema, renamed=found.renamed, added=found.added)
-        one = found.merged_type(ours.of_table(key), theirs.of_table(key), schema)
-        types += [one] if one is not None else []
+        targets[key] = replace(target, schema=schema, renamed=columns.renamed, added=columns.added)
+        merged = columns.merged_type(ours.of_table(key), theirs.of_table(key), schema)
+        types += [merged] if merged is not None else []
     if not types:
         return replace(planned, targets=targets)
-    told = EngineSchema.of(types)
+    declared = EngineSchema.of(types)
     integrity = of_write(
         planned.integrity.level,
         planned.integrity.bad_records_path,
-        told.with_types(ours).with_types(planned.new_types),
+        declared.with_types(ours).with_types(planned.new_types),
         targets,
     )
-    return replace(planned, targets=targets, types=told, integrity=integrity)
+    return replace(planned, targets=targets, types=declared, integrity=integrity)
 
 
 def _with_edge_keys(
     storage: Storage, source: Snapshot, targets: Mapping[str, TableTarget]
 ) -> dict[str, TableTarget]:
     """Return targets that keep what the source records of the ids of its edges."""
-    found = dict(targets)
+    keyed = dict(targets)
     edges = [key for key in targets if layout.is_edge(key) and key in source.tables]
     if edges:
         rows = read_rows(open_manifest(storage, source.branch, source.graph_version))
     for key in edges:
         if names := edge_key(rows, key):
-            found[key] = replace(found[key], edge_key=names, keeps_key=True)
-    return found
+            keyed[key] = replace(keyed[key], edge_key=names, keeps_key=True)
+    return keyed
 
 
 def _definitions(storage: Storage, sides: Sides, keys: Sequence[str]) -> dict[str, NewTable]:
     """Return what is needed to create the tables that only the source has."""
     known = known_types.known(storage, sides.source).schema
-    found = {}
+    definitions = {}
     for key in keys:
         if key in sides.target.tables:
             continue
-        one = known.of_table(key)
-        found[key] = NewTable(
+        table_type = known.of_table(key)
+        definitions[key] = NewTable(
             schema=_schema(storage, sides.source.tables[key]),
-            key=one.key if isinstance(one, NodeType) else None,
-            endpoints=(one.source, one.target) if isinstance(one, EdgeType) else None,
-            carried={each.name: each.type for each in one.properties} if one is not None else {},
+            key=table_type.key if isinstance(table_type, NodeType) else None,
+            endpoints=(table_type.source, table_type.target)
+            if isinstance(table_type, EdgeType)
+            else None,
+            carried={each.name: each.type for each in table_type.properties}
+            if table_type is not None
+            else {},
         )
-    return found
+    return definitions

@@ -45,7 +45,7 @@ class OnSpark:
         self._spark = spark
         self._storage = storage
         self._merges = tuple(merges)
-        self._numbers = {one.table_key: number for number, one in enumerate(merges)}
+        self._numbers = {merge.table_key: number for number, merge in enumerate(merges)}
         self._buckets = _buckets(spark, self._storage, self._merges).persist()
 
     def outcomes(self) -> dict[str, Outcome]:
@@ -53,24 +53,24 @@ class OnSpark:
         storage, merges = self._storage, self._merges
 
         def decide(number: int, parts: list[Any]) -> str:
-            found = Outcome()
-            found.add(_decided(storage, merges[number], parts))
-            numbers = [found.taken, found.gone, found.settled]
-            return json.dumps([*numbers, dict(found.conflicts), found.samples])
+            outcome = Outcome()
+            outcome.add(_decided(storage, merges[number], parts))
+            numbers = [outcome.taken, outcome.gone, outcome.settled]
+            return json.dumps([*numbers, dict(outcome.conflicts), outcome.samples])
 
-        told = udf(decide, "string", useArrow=False)("merge", "parts")
-        found = {one.table_key: Outcome() for one in merges}
+        decided = udf(decide, "string", useArrow=False)("merge", "parts")
+        outcomes = {merge.table_key: Outcome() for merge in merges}
         with self._step("compare"):
-            rows = self._buckets.select("merge", told.alias("told")).collect()
+            rows = self._buckets.select("merge", decided.alias("told")).collect()
         for row in rows:
-            one = found[merges[row["merge"]].table_key]
+            total = outcomes[merges[row["merge"]].table_key]
             taken, gone, settled, conflicts, samples = json.loads(row["told"])
-            one.taken += taken
-            one.gone += gone
-            one.settled += settled
-            one.conflicts.update(conflicts)
-            one.samples += samples
-        return found
+            total.taken += taken
+            total.gone += gone
+            total.settled += settled
+            total.conflicts.update(conflicts)
+            total.samples += samples
+        return outcomes
 
     def facts(self, key: str) -> Iterable[Facts]:
         """Return what edges have to know of a table, bucket by bucket."""
@@ -80,9 +80,9 @@ class OnSpark:
             facts = merge_tables.facts_of(merges[number], _decided(storage, merges[number], parts))
             return zlib.compress(pickle.dumps(facts), 1)
 
-        told = udf(tell, "binary", useArrow=False)("merge", "parts")
+        packed = udf(tell, "binary", useArrow=False)("merge", "parts")
         these = self._buckets.where(sf.col("merge") == self._numbers[key])
-        for row in these.select(told.alias("told")).toLocalIterator():
+        for row in these.select(packed.alias("told")).toLocalIterator():
             yield pickle.loads(zlib.decompress(row["told"]))
 
     def staged(self, plan: WritePlan) -> list[StagedTable]:
@@ -93,17 +93,17 @@ class OnSpark:
             merge = merges[number]
             if merge.table_key not in plan.targets:
                 return "[]"
-            found = _decided(storage, merge, parts)
-            return stage.to_json(merge_tables.staged_rows(plan, merge, found))
+            decision = _decided(storage, merge, parts)
+            return stage.to_json(merge_tables.staged_rows(plan, merge, decision))
 
-        told = udf(write, "string", useArrow=False).asNondeterministic()("merge", "parts")
+        written = udf(write, "string", useArrow=False).asNondeterministic()("merge", "parts")
         with self._step("write"):
-            rows = self._buckets.select(told.alias("told")).collect()
-        return [one for row in rows for one in stage.from_json(row["told"])]
+            rows = self._buckets.select(written.alias("told")).collect()
+        return [table for row in rows for table in stage.from_json(row["told"])]
 
-    def _step(self, what: str) -> AbstractContextManager[None]:
+    def _step(self, step: str) -> AbstractContextManager[None]:
         tables = ", ".join(sorted(self._numbers))
-        return described(self._spark, f"OmniGraph.merge: {what} {tables[:200]}")
+        return described(self._spark, f"OmniGraph.merge: {step} {tables[:200]}")
 
     def conflicts(self) -> DataFrame:
         """Return the conflicts as a frame; evaluates nothing, and is good after `close` too."""
@@ -115,10 +115,10 @@ class OnSpark:
         def named(number: int) -> str:
             return merges[number].table_key
 
-        told = udf(tell, f"array<{_CONFLICT}>", useArrow=False)("merge", "parts")
+        conflicts = udf(tell, f"array<{_CONFLICT}>", useArrow=False)("merge", "parts")
         rows = self._buckets.select(
             udf(named, "string", useArrow=False)("merge").alias("_table"),
-            sf.explode(told).alias("one"),
+            sf.explode(conflicts).alias("one"),
         )
         return rows.select("_table", "one.*")
 
@@ -129,7 +129,7 @@ class OnSpark:
 
 def _buckets(spark: SparkSession, storage: Storage, merges: Sequence[TableMerge]) -> DataFrame:
     """Return (merge, parts): the rows of some ids of a table, as parts of all its versions."""
-    counts = [max(1, -(-one.size() // _BUCKET_BYTES)) for one in merges]
+    counts = [max(1, -(-merge.size() // _BUCKET_BYTES)) for merge in merges]
 
     def read(number: int, piece: int) -> list[tuple[int, str, bytes]]:
         merge = merges[number]
@@ -140,7 +140,7 @@ def _buckets(spark: SparkSession, storage: Storage, merges: Sequence[TableMerge]
             for bucket, part in _spread(table, counts[number])
         ]
 
-    pieces = [(n, p) for n, one in enumerate(merges) for p in range(len(one.pieces))]
+    pieces = [(n, p) for n, merge in enumerate(merges) for p in range(len(merge.pieces))]
     frame = spark.createDataFrame(pieces, "merge int, piece int").repartition(max(1, len(pieces)))
     parts = udf(read, f"array<{_PART}>", useArrow=False)("merge", "piece")
     rows = frame.select("merge", sf.explode(parts).alias("part"))
@@ -177,8 +177,8 @@ def _packed(table: pa.Table) -> bytes:
 def _decided(storage: Storage, merge: TableMerge, parts: Iterable[Any]) -> Decision:
     """Decide a bucket, in a task."""
     schema = merge_tables.columns(storage, merge)  # loads what blobs need, before they are unpacked
-    found: dict[str, list[pa.Table]] = {side: [schema.empty_table()] for side in merge.sides}
+    by_side: dict[str, list[pa.Table]] = {side: [schema.empty_table()] for side in merge.sides}
     for part in parts:
-        found[part["side"]].append(pa.ipc.open_stream(part["rows"]).read_all())
-    rows = {side: pa.concat_tables(tables) for side, tables in found.items()}
+        by_side[part["side"]].append(pa.ipc.open_stream(part["rows"]).read_all())
+    rows = {side: pa.concat_tables(tables) for side, tables in by_side.items()}
     return merge_tables.decided(storage, merge, rows)

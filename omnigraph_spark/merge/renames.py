@@ -50,21 +50,21 @@ class Line:
     def spans(self) -> tuple[Span, ...] | None:
         """Return the versions from the newest on, None where they don't lead to the common one."""
         base, entry = self.base, self.entry
-        line, version, found = entry.table_branch, entry.table_version, list[Span]()
+        line, version, spans = entry.table_branch, entry.table_version, list[Span]()
         if base.location != entry.location:
             return None
         while line != base.table_branch:
             began = forks.origin(self.storage, entry.location, line)
             if began is None:
                 return None
-            found.append((line, began[1] + 1, version))
+            spans.append((line, began[1] + 1, version))
             line, version = layout.lance_branch(began[0]), began[1]
         if version < base.table_version:
             return None
-        found.append((line, base.table_version, version))
+        spans.append((line, base.table_version, version))
         rows = read_rows(open_manifest(self.storage, self.head.branch, self.head.graph_version))
         was_gone = highest_of(rows, TOMBSTONE).get(entry.table_key, 0) >= base.table_version
-        return None if was_gone else tuple(found)
+        return None if was_gone else tuple(spans)
 
     def keeps(self, number: int) -> bool:
         """Return whether the column with a number is surely the same at both ends.

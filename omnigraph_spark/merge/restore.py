@@ -72,9 +72,9 @@ def restore(storage: Storage, options: WriteOptions, version: str) -> Committed:
     old = known_types.load_with_types(storage, *ref)
     planned = plan_restore(storage, options, old)
     losing = property_files.without_columns(storage, _columns(planned.write))
-    asked = remember_types(storage, options, losing) if losing else None
-    if asked is not None:
-        planned = plan_restore(storage, asked, old)
+    remembering = remember_types(storage, options, losing) if losing else None
+    if remembering is not None:
+        planned = plan_restore(storage, remembering, old)
     staged = stage(planned.write, _rows(storage, planned)) if planned.copied else []
     with property_files.in_step(storage, _columns(planned.write), planned.write.types):
         return commit(planned.write, staged)
@@ -86,8 +86,8 @@ def _columns(write: WritePlan) -> dict[str, pa.Schema]:
 
 def _types(old: Snapshot, keys: Iterable[str]) -> EngineSchema:
     """Return the types that tables had, where `__manifest` knows them."""
-    found = [known_types.remembered(old, key) for key in keys]
-    return EngineSchema.of(one for one in found if one is not None)
+    remembered = [known_types.remembered(old, key) for key in keys]
+    return EngineSchema.of(table_type for table_type in remembered if table_type is not None)
 
 
 def plan_restore(storage: Storage, options: WriteOptions, old: Snapshot) -> RestorePlan:
@@ -141,13 +141,13 @@ def _way(storage: Storage, now: Snapshot, old: TableEntry) -> TableTarget:
         == (old.table_branch or layout.MAIN, old.table_version)
     )
     version = entry.table_version if entry else 0
-    wanted = _open(storage, old).schema
+    old_schema = _open(storage, old).schema
     if in_place:
         return TableTarget(
-            old.table_key, old.location, RESTORE, version, own, wanted, None, old.table_version
+            old.table_key, old.location, RESTORE, version, own, old_schema, None, old.table_version
         )
     if entry is None:
-        return TableTarget(old.table_key, old.location, CREATE, 0, own, wanted)
+        return TableTarget(old.table_key, old.location, CREATE, 0, own, old_schema)
     schema = _open(storage, entry).schema
     return TableTarget(old.table_key, old.location, OVERWRITE, version, own, schema)
 

@@ -66,8 +66,12 @@ class _Version:
 
     def rows(self, code: int) -> list[dict[str, Any]]:
         """Return the rows of an id, without it, in an order that tells nothing."""
-        found = self.table.take(pa.array(np.flatnonzero(self.codes == code)))
-        rows = found.drop_columns("id").to_pylist() if found.num_columns > 1 else [{}] * len(found)
+        selected = self.table.take(pa.array(np.flatnonzero(self.codes == code)))
+        rows = (
+            selected.drop_columns("id").to_pylist()
+            if selected.num_columns > 1
+            else [{}] * len(selected)
+        )
         return sorted(rows, key=json_of)
 
 
@@ -81,12 +85,12 @@ def decide(
     (the target's), `THEIRS`, or `FAIL`: neither, it is a conflict. An id that would get several
     rows is one under `FAIL` and `THEIRS`.
     """
-    ids = pa.chunked_array([one["id"].combine_chunks() for one in versions.values()]).unique()
-    found = {name: _Version(table, ids) for name, table in versions.items()}
-    source, target, base = found[SOURCE], found[TARGET], found[bases[0]]
+    ids = pa.chunked_array([table["id"].combine_chunks() for table in versions.values()]).unique()
+    by_name = {name: _Version(table, ids) for name, table in versions.items()}
+    source, target, base = by_name[SOURCE], by_name[TARGET], by_name[bases[0]]
     agreed = np.ones(len(ids), dtype=np.bool_)
     for name in bases[1:]:
-        agreed &= _same(base, found[name])
+        agreed &= _same(base, by_name[name])
     left = agreed & _same(source, base)
     changed = ~_same(source, target) & ~left
     clean = agreed & _same(target, base)
@@ -137,15 +141,17 @@ def _same(left: _Version, right: _Version) -> Flags:
     same: Flags = (left.counts == 0) & (right.counts == 0)
     single = np.flatnonzero((left.counts == 1) & (right.counts == 1))
     if len(single):
-        one = left.table.take(pa.array(left.first[single]))
-        other = right.table.take(pa.array(right.first[single]))
+        left_rows = left.table.take(pa.array(left.first[single]))
+        right_rows = right.table.take(pa.array(right.first[single]))
         differ = np.zeros(len(single), dtype=np.bool_)
         for name in left.table.column_names:
             if name != "id":
-                differ |= differing(one[name].combine_chunks(), other[name].combine_chunks())
+                differ |= differing(
+                    left_rows[name].combine_chunks(), right_rows[name].combine_chunks()
+                )
         same[single] = ~differ
     for code in np.flatnonzero((left.counts > 1) & (left.counts == right.counts)).tolist():
-        rows = [Counter(map(json_of, one.rows(code))) for one in (left, right)]
+        rows = [Counter(map(json_of, version.rows(code))) for version in (left, right)]
         same[code] = rows[0] == rows[1]
     return same
 
@@ -154,13 +160,13 @@ def json_of(value: Any) -> str:
     """Return a value of Arrow's as JSON; nulls inside a row are left out, as Spark does."""
     if isinstance(value, dict):
         parts = [
-            f"{json.dumps(str(name))}:{json_of(one)}"
-            for name, one in value.items()
-            if one is not None
+            f"{json.dumps(str(name))}:{json_of(item)}"
+            for name, item in value.items()
+            if item is not None
         ]
         return "{" + ",".join(parts) + "}"
     if isinstance(value, (list, tuple)):
-        if value and all(isinstance(one, tuple) and len(one) == 2 for one in value):
+        if value and all(isinstance(item, tuple) and len(item) == 2 for item in value):
             return json_of(dict(value))  # a map
         return "[" + ",".join(map(json_of, value)) + "]"
     if isinstance(value, (bytes, bytearray)):

@@ -79,15 +79,15 @@ def pieces(storage: Storage, sides: Sides) -> list[Piece]:
         entry = sides[side]
         assert entry is not None
         with translated(f"Reading the fragments of {entry.table_key}"):
-            fragments = [one.metadata for one in dataset.get_fragments()]
-        for one in fragments:
-            told = one.to_json()
-            content = json.dumps([_files(told), "" if everywhere else side])
-            files.setdefault(content, []).append((_place(side, entry, one, content), one))
+            fragments = [fragment.metadata for fragment in dataset.get_fragments()]
+        for fragment in fragments:
+            description = fragment.to_json()
+            content = json.dumps([_files(description), "" if everywhere else side])
+            files.setdefault(content, []).append((_place(side, entry, fragment, content), fragment))
     return [
         piece
-        for found in files.values()
-        for piece in _of_file(found, everywhere and len(found) == len(sides))
+        for group in files.values()
+        for piece in _of_file(group, everywhere and len(group) == len(sides))
     ]
 
 
@@ -100,12 +100,17 @@ def _are_alike(datasets: Any) -> bool:
 
     Otherwise one file may hold other values: a column that was dropped and added again is null.
     """
-    found = {tuple(one[:3] for one in column_numbers.of_dataset(dataset)) for dataset in datasets}
-    return len(found) == 1
+    columns = {
+        tuple(column[:3] for column in column_numbers.of_dataset(dataset)) for dataset in datasets
+    }
+    return len(columns) == 1
 
 
-def _files(told: Mapping[str, Any]) -> list[Any]:
-    return [[[one["path"], one["fields"]] for one in told["files"]], told.get("overlays")]
+def _files(description: Mapping[str, Any]) -> list[Any]:
+    return [
+        [[file["path"], file["fields"]] for file in description["files"]],
+        description.get("overlays"),
+    ]
 
 
 def _place(side: str, entry: TableEntry, fragment: Any, token: str) -> Place:
@@ -122,15 +127,15 @@ def _place(side: str, entry: TableEntry, fragment: Any, token: str) -> Place:
     return Place(side, scan, fragment.num_rows < fragment.physical_rows)
 
 
-def _of_file(found: Sequence[tuple[Place, Any]], everywhere: bool) -> Iterator[Piece]:
-    deletions = {json.dumps(one.to_json().get("deletion_file")) for _, one in found}
+def _of_file(group: Sequence[tuple[Place, Any]], everywhere: bool) -> Iterator[Piece]:
+    deletions = {json.dumps(fragment.to_json().get("deletion_file")) for _, fragment in group}
     if everywhere and len(deletions) == 1:
         return
-    one = found[0][1]
-    rows = int(one.physical_rows)
-    known = sum(file.file_size_bytes or 0 for file in one.files) or rows * _ROW_BYTES
+    fragment = group[0][1]
+    rows = int(fragment.physical_rows)
+    known = sum(file.file_size_bytes or 0 for file in fragment.files) or rows * _ROW_BYTES
     parts = min(-(-known // _PIECE_BYTES), rows)
-    places = tuple(place for place, _ in found)
+    places = tuple(place for place, _ in group)
     for part in range(parts):
         start, end = rows * part // parts, rows * (part + 1) // parts
         yield Piece(places, everywhere, start, end, known // parts)
@@ -157,12 +162,12 @@ def read(
     both = reduce(np.intersect1d, live.values()) if piece.everywhere else np.empty(0, np.uint64)
     groups: dict[bytes, list[Place]] = {}
     for place in piece.places:
-        wanted = np.setdiff1d(live[place.side], both, assume_unique=True)
-        if len(wanted):
-            groups.setdefault(wanted.tobytes(), []).append(place)
+        offsets = np.setdiff1d(live[place.side], both, assume_unique=True)
+        if len(offsets):
+            groups.setdefault(offsets.tobytes(), []).append(place)
     for packed, places in groups.items():
-        wanted = np.frombuffer(packed, dtype=np.uint64)
-        for batch in _rows(storage, places[0], piece, wanted, live[places[0].side], own):
+        offsets = np.frombuffer(packed, dtype=np.uint64)
+        for batch in _rows(storage, places[0], piece, offsets, live[places[0].side], own):
             fitted = to_table_batch(batch, schema, key)
             for place in places:
                 yield place.side, fitted
@@ -174,34 +179,34 @@ def _live(storage: Storage, place: Place, piece: Piece) -> Offsets:
         return np.arange(piece.start, piece.end, dtype=np.uint64)
     dataset = opened(storage, place.scan)
     with translated(f"Reading the rows of {place.scan.table_key}"):
-        found = dataset.scanner(
+        rows = dataset.scanner(
             columns=[],
             with_row_address=True,
             filter=_range(place, piece),
             fragments=fragments_of(dataset, place.scan),
         ).to_table()
-    return np.sort(_offsets(found["_rowaddr"].combine_chunks()))
+    return np.sort(_offsets(rows["_rowaddr"].combine_chunks()))
 
 
 def _rows(
     storage: Storage,
     place: Place,
     piece: Piece,
-    wanted: Offsets,
+    offsets: Offsets,
     live: Offsets,
     own: Mapping[str, str],
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows at offsets, with those columns that this version has; `own` are its names."""
     dataset = opened(storage, place.scan)
-    there = {name: mine for name, mine in own.items() if mine in dataset.schema.names}
-    names = list(there.values())
+    columns = {name: mine for name, mine in own.items() if mine in dataset.schema.names}
+    names = list(columns.values())
     options = scan_options(dataset.schema)
     (fragment,) = fragments_of(dataset, place.scan)
     with translated(f"Reading {place.scan.table_key} of {storage.root}"):
-        if len(wanted) * _TAKE_BELOW < len(live) and not options and piece.start == 0:
+        if len(offsets) * _TAKE_BELOW < len(live) and not options and piece.start == 0:
             # `take` counts the rows that aren't deleted, from the fragment's first.
-            positions = np.searchsorted(live, wanted)
-            taken = fragment.take(positions.tolist(), columns=names).rename_columns(list(there))
+            positions = np.searchsorted(live, offsets)
+            taken = fragment.take(positions.tolist(), columns=names).rename_columns(list(columns))
             yield from taken.to_batches()
             return
         scanner = dataset.scanner(
@@ -214,10 +219,10 @@ def _rows(
         )
         blobs = nullable_blobs(dataset.schema)
         for batch in scanner.to_batches():
-            keep = np.isin(_offsets(batch.column("_rowaddr")), wanted)
+            keep = np.isin(_offsets(batch.column("_rowaddr")), offsets)
             rows = batch.filter(pa.array(keep)).select(names)
             if rows.num_rows:
-                yield _without_empty(rows, blobs).rename_columns(list(there))
+                yield _without_empty(rows, blobs).rename_columns(list(columns))
 
 
 def _range(place: Place, piece: Piece) -> str:
@@ -226,17 +231,17 @@ def _range(place: Place, piece: Piece) -> str:
 
 
 def _offsets(addresses: pa.Array) -> Offsets:
-    found: Offsets = addresses.to_numpy(zero_copy_only=False).astype(np.uint64)
-    found &= np.uint64(0xFFFFFFFF)
-    return found
+    offsets: Offsets = addresses.to_numpy(zero_copy_only=False).astype(np.uint64)
+    offsets &= np.uint64(0xFFFFFFFF)
+    return offsets
 
 
 def _without_empty(rows: pa.RecordBatch, blobs: frozenset[str]) -> pa.RecordBatch:
     """Return rows in which an empty blob that may be null is null."""
     columns = [
-        pc.if_else(pc.equal(pc.binary_length(one), 0), pa.scalar(None, one.type), one)
+        pc.if_else(pc.equal(pc.binary_length(column), 0), pa.scalar(None, column.type), column)
         if name in blobs
-        else one
-        for name, one in zip(rows.schema.names, rows.columns, strict=True)
+        else column
+        for name, column in zip(rows.schema.names, rows.columns, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)

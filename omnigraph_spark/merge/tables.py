@@ -70,13 +70,13 @@ class TableMerge:
         Raises:
             VersionNotFoundError, StorageError: a table version isn't there.
         """
-        wanted = sides if sides[TARGET] is not None else {SOURCE: sides[SOURCE]}
-        pieces = tuple(merge_sides.pieces(storage, wanted))
+        needed = sides if sides[TARGET] is not None else {SOURCE: sides[SOURCE]}
+        pieces = tuple(merge_sides.pieces(storage, needed))
         return cls(key, sides, tuple(bases), resolution, pieces, columns)
 
     def size(self) -> int:
         """Return the bytes on disk of what has to be read."""
-        return sum(one.size * len(one.places) for one in self.pieces)
+        return sum(piece.size * len(piece.places) for piece in self.pieces)
 
     def dataset(self, storage: Storage) -> LanceDataset:
         """Open the version that the merged table extends."""
@@ -93,8 +93,8 @@ class TableMerge:
         if self.columns.added:
             entry = self.sides[SOURCE]
             assert entry is not None
-            place = (entry.location, entry.table_branch, entry.table_version)
-            source = open_for_reading(storage, *place).schema
+            pin = (entry.location, entry.table_branch, entry.table_version)
+            source = open_for_reading(storage, *pin).schema
         return self.columns.merged(target, source)
 
     def named_on(self, side: str) -> Names | None:
@@ -168,7 +168,7 @@ def rows_of(storage: Storage, merge: TableMerge, pieces: Iterable[Piece]) -> dic
         names = merge.named_on(piece.places[0].side)
         for side, batch in merge_sides.read(storage, piece, schema, merge.table_key, names):
             batches[side].append(batch)
-    return {side: pa.Table.from_batches(found, read) for side, found in batches.items()}
+    return {side: pa.Table.from_batches(parts, read) for side, parts in batches.items()}
 
 
 def columns(storage: Storage, merge: TableMerge) -> pa.Schema:
@@ -187,40 +187,40 @@ def decided(storage: Storage, merge: TableMerge, rows: Rows) -> Decision:
         none = pa.array([], pa.utf8())
         zeros = np.zeros(new.num_rows, dtype=np.int64)
         return Decision(new, zeros, none, np.zeros(0, dtype=np.int64), ())
-    found = rules.decide(rows, merge.bases, merge.resolution)
+    decision = rules.decide(rows, merge.bases, merge.resolution)
     if merge.only_values_of is not None:
-        return rules.values_lost(found, merge.only_values_of)
-    return _without_doubles(merge, merge.dataset(storage), found)
+        return rules.values_lost(decision, merge.only_values_of)
+    return _without_doubles(merge, merge.dataset(storage), decision)
 
 
-def _without_doubles(merge: TableMerge, target: LanceDataset, found: Decision) -> Decision:
+def _without_doubles(merge: TableMerge, target: LanceDataset, decision: Decision) -> Decision:
     """Return a decision without ids of which the target holds more rows than were compared.
 
     Those are doubled: a row of each is the same in all versions, and it is unclear which of them
     is meant.
     """
-    new = found.taken["id"].combine_chunks()
-    ids = pa.concat_arrays([new, found.gone.cast(new.type)])
+    new = decision.taken["id"].combine_chunks()
+    ids = pa.concat_arrays([new, decision.gone.cast(new.type)])
     if not len(ids):
-        return found
+        return decision
     stored = np.bincount(lookup(target, ids).positions, minlength=len(ids))
-    expected = np.concatenate([found.replaced, found.gone_rows])
+    expected = np.concatenate([decision.replaced, decision.gone_rows])
     doubled = (stored != expected) | (np.arange(len(ids)) < len(new)) & (expected > 1)
     if not doubled.any():
-        return found
-    kept = pa.array(~doubled)
+        return decision
+    single = pa.array(~doubled)
     conflicts: list[Conflict] = [
-        (one, DOUBLED, None, None, None) for one in ids.filter(pa.array(doubled)).to_pylist()
+        (row_id, DOUBLED, None, None, None) for row_id in ids.filter(pa.array(doubled)).to_pylist()
     ]
     is_ours = merge.resolution == OURS
-    first, rest = kept.slice(0, len(new)), kept.slice(len(new))
+    first, rest = single.slice(0, len(new)), single.slice(len(new))
     return Decision(
-        taken=found.taken.filter(first),
-        replaced=found.replaced[first.to_numpy(zero_copy_only=False)],
-        gone=found.gone.filter(rest),
-        gone_rows=found.gone_rows[rest.to_numpy(zero_copy_only=False)],
-        conflicts=found.conflicts if is_ours else (*found.conflicts, *conflicts),
-        settled=found.settled + (len(conflicts) if is_ours else 0),
+        taken=decision.taken.filter(first),
+        replaced=decision.replaced[first.to_numpy(zero_copy_only=False)],
+        gone=decision.gone.filter(rest),
+        gone_rows=decision.gone_rows[rest.to_numpy(zero_copy_only=False)],
+        conflicts=decision.conflicts if is_ours else (*decision.conflicts, *conflicts),
+        settled=decision.settled + (len(conflicts) if is_ours else 0),
     )
 
 
@@ -243,8 +243,8 @@ def staged_rows(plan: WritePlan, merge: TableMerge, found: Decision) -> list[Sta
     target = plan.targets[merge.table_key]
     alone = replace(plan, targets={merge.table_key: target})
     screen = Screen(plan.integrity, plan.storage.options, plan.publish_id, "merge")
-    taken = (screen.outgoing(one, merge.table_key) for one in found.taken.to_batches())
-    staged = stage.stage(alone, [(merge.table_key, one) for one in taken])
+    taken = (screen.outgoing(batch, merge.table_key) for batch in found.taken.to_batches())
+    staged = stage.stage(alone, [(merge.table_key, batch) for batch in taken])
     if len(found.gone):
         dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
         gone = lookup(dataset, found.gone).addresses
@@ -263,20 +263,20 @@ class Here:
 
     def __init__(self, storage: Storage, merges: Sequence[TableMerge]) -> None:
         self._storage = storage
-        self._merges = {one.table_key: one for one in merges}
+        self._merges = {merge.table_key: merge for merge in merges}
         self._decided: dict[str, Decision] = {}
         self.rows_read: dict[str, dict[str, int]] = {}
 
     def outcomes(self) -> dict[str, Outcome]:
         """Decide all tables; returns what each comes to."""
-        found = {}
+        outcomes = {}
         for key, merge in self._merges.items():
             rows = rows_of(self._storage, merge, merge.pieces)
             self.rows_read[key] = {side: table.num_rows for side, table in rows.items()}
             self._decided[key] = decided(self._storage, merge, rows)
-            found[key] = Outcome()
-            found[key].add(self._decided[key])
-        return found
+            outcomes[key] = Outcome()
+            outcomes[key].add(self._decided[key])
+        return outcomes
 
     def facts(self, key: str) -> Iterable[Facts]:
         """Return what edges have to know of a table."""
@@ -285,14 +285,14 @@ class Here:
     def staged(self, plan: WritePlan) -> list[StagedTable]:
         """Write what the target's tables get as fragments; commits nothing."""
         return [
-            one
+            table
             for key in plan.targets
             if key in self._merges
-            for one in staged_rows(plan, self._merges[key], self._decided[key])
+            for table in staged_rows(plan, self._merges[key], self._decided[key])
         ]
 
     def conflicts(self) -> Iterator[tuple[str | None, ...]]:
         """Yield the conflicts: (table key, id, kind, base, ours, theirs)."""
-        for key, found in self._decided.items():
-            for one in found.conflicts:
-                yield (key, *one)
+        for key, decision in self._decided.items():
+            for conflict in decision.conflicts:
+                yield (key, *conflict)

@@ -106,14 +106,14 @@ class Query:
     def unsteady(self) -> set[str]:
         """Return the kinds of expressions by which two runs of the query may differ."""
         plans = [self._plan, *_each(self._plan.subqueriesAll())]
-        found: set[str] = set()
+        kinds: set[str] = set()
         pattern = self._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
         if self._plan.containsPattern(pattern.CURRENT_LIKE()):
-            found.add("the time of the query")  # the planned one would be before the one that runs
+            kinds.add("the time of the query")  # the planned one would be before the one that runs
         for plan in plans:
             if not plan.deterministic():
-                _unsteady(_gateway(self.spark), plan, found)
-        return found - _BY_ORDER
+                _unsteady(_gateway(self.spark), plan, kinds)
+        return kinds - _BY_ORDER
 
     def optimized(self) -> tuple[str, Callable[[int], list[Any] | None]]:
         """Return the JSON of the optimized plan, its scans tagged, and what reads local columns.
@@ -155,7 +155,9 @@ class Query:
         table = sources.PythonTable(owner, shown, jschema)
         none = self._jvm.scala.Option.empty()
         read = [
-            one.newInstance() for one in _each(scan.relation.output()) if one.name() in schema.names
+            column.newInstance()
+            for column in _each(scan.relation.output())
+            if column.name() in schema.names
         ]
         # The names of a catalog table would stand for it in Spark's cache.
         return self._as(scan, self._copy(scan.relation, table, self._seq(read), none, none))
@@ -166,36 +168,38 @@ class Query:
 
     def _as(self, scan: Scan, plan: Any) -> Any:
         """Return a plan with the scan's columns: those it lacks are read by nobody."""
-        there = {str(one.name()): one for one in _each(plan.output())}
+        present = {str(column.name()): column for column in _each(plan.output())}
         columns = []
-        for one in _each(scan.relation.output()):
-            child = there.get(str(one.name()))
+        for column in _each(scan.relation.output()):
+            child = present.get(str(column.name()))
             if child is None:
-                child = self._filler(one)
-            columns.append(self._alias(child, one))
+                child = self._filler(column)
+            columns.append(self._alias(child, column))
         logical = self._jvm.org.apache.spark.sql.catalyst.plans.logical
         return logical.Project(self._seq(columns), plan)
 
-    def _filler(self, one: Any) -> Any:
+    def _filler(self, column: Any) -> Any:
         """Return what stands for a column that nobody reads: as the column, null only if it may.
 
         The optimizer knows which columns are never null, and counts those that are, unread.
         """
         literal = self._jvm.org.apache.spark.sql.catalyst.expressions.Literal
-        if one.nullable():
-            return literal.create(None, one.dataType())
-        return literal.default(one.dataType())
+        if column.nullable():
+            return literal.create(None, column.dataType())
+        return literal.default(column.dataType())
 
-    def _alias(self, child: Any, one: Any) -> Any:
+    def _alias(self, child: Any, column: Any) -> Any:
         alias = self._jvm.org.apache.spark.sql.catalyst.expressions.Alias
-        metadata = self._jvm.scala.Option.apply(one.metadata())
-        return alias(child, one.name(), one.exprId(), one.qualifier(), metadata, self._seq([]))
+        metadata = self._jvm.scala.Option.apply(column.metadata())
+        return alias(
+            child, column.name(), column.exprId(), column.qualifier(), metadata, self._seq([])
+        )
 
     def _tagged(self, number: int, relation: Any) -> Any:
         """Return a relation whose columns' names say which they are, through all renumbering."""
         output = [
-            one.withName(needs.tag(number, place))
-            for place, one in enumerate(_each(relation.output()))
+            column.withName(needs.tag(number, position))
+            for position, column in enumerate(_each(relation.output()))
         ]
         return self._copy(relation, relation.table(), self._seq(output))
 
@@ -224,18 +228,18 @@ class Query:
         for leaf in _each(plan.collectLeaves()):
             if _class(leaf) != "LocalRelation":
                 continue
-            for one in _each(leaf.output()):
-                if one.exprId().id() == key:
+            for attribute in _each(leaf.output()):
+                if attribute.exprId().id() == key:
                     logical = self._jvm.org.apache.spark.sql.catalyst.plans.logical
-                    column = logical.Project(self._seq([one]), leaf)
+                    column = logical.Project(self._seq([attribute]), leaf)
                     made = ClassicDataFrame(self._of_rows(self._session, column), self.spark)
                     return [row[0] for row in made.collect()]
         return None
 
     def _seq(self, items: Sequence[Any]) -> Any:
         array = self._jvm.java.util.ArrayList()
-        for one in items:
-            array.add(one)
+        for item in items:
+            array.add(item)
         return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(array).toSeq()
 
 
@@ -294,21 +298,25 @@ class _planner:
         self._lock.release()
 
 
-def _unsteady(gateway: Any, plan: Any, found: set[str]) -> None:
-    for one in _each(plan.expressions()):
-        if not one.deterministic():
-            _unsteady_expression(gateway, one, found)
+def _unsteady(gateway: Any, plan: Any, kinds: set[str]) -> None:
+    for expression in _each(plan.expressions()):
+        if not expression.deterministic():
+            _unsteady_expression(gateway, expression, kinds)
     for child in _each(plan.children()):
         if not child.deterministic():
-            _unsteady(gateway, child, found)
+            _unsteady(gateway, child, kinds)
 
 
-def _unsteady_expression(gateway: Any, one: Any, found: set[str]) -> None:
-    below = [child for child in _each(one.children()) if not child.deterministic()]
-    if not below or _class(one).endswith(_USERS) or is_instance_of(gateway, one, _NONDETERMINISTIC):
-        found.add(_class(one))
+def _unsteady_expression(gateway: Any, expression: Any, kinds: set[str]) -> None:
+    below = [child for child in _each(expression.children()) if not child.deterministic()]
+    if (
+        not below
+        or _class(expression).endswith(_USERS)
+        or is_instance_of(gateway, expression, _NONDETERMINISTIC)
+    ):
+        kinds.add(_class(expression))
     for child in below:
-        _unsteady_expression(gateway, child, found)
+        _unsteady_expression(gateway, child, kinds)
 
 
 def _gateway(spark: SparkSession) -> Any:

@@ -152,7 +152,7 @@ def _of_own_kind(made: Any, session: SparkSession) -> Any:
     if type(made) is GroupedData:
         return NarrowingGroups(made._jgd, NarrowingFrame(made._df._jdf, session))
     if isinstance(made, list):
-        return [_of_own_kind(one, session) for one in made]
+        return [_of_own_kind(element, session) for element in made]
     return made
 
 

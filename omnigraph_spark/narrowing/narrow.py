@@ -74,7 +74,7 @@ class ScanReport:
     order: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        where = "; ".join(dict.fromkeys(_short(one) for one in self.filters.values()))
+        where = "; ".join(dict.fromkeys(_short(predicate) for predicate in self.filters.values()))
         parts = [
             f"{self.table} [{', '.join(self.columns)}]",
             f"where {where}" if where else "",
@@ -115,7 +115,7 @@ def narrowed(frame: DataFrame) -> tuple[DataFrame, list[ScanReport]]:
         return frame, []
     if reports:
         took = time.perf_counter() - started
-        _log.debug("Narrowed in %.3f s: %s", took, "; ".join(str(one) for one in reports))
+        _log.debug("Narrowed in %.3f s: %s", took, "; ".join(str(report) for report in reports))
     return made, reports
 
 
@@ -206,18 +206,18 @@ class _Narrowing:
         names = scan.schema.names
         columns = set[int]().union(*(use.columns for use in uses))
         pushed = self._pushed(known, uses)
-        free = all(one is True for one in pushed.predicates.values())
+        free = all(predicate is True for predicate in pushed.predicates.values())
         plain = free and pushed.limit is None and load.options.filter is None
-        if plain and {names[place] for place in columns} <= {TABLE}:
+        if plain and {names[position] for position in columns} <= {TABLE}:
             counted = self._counted(known, bool(columns))
             if counted is not None:
                 return counted
         if plain and len(columns) == len(names):
             return None
-        kept = [place for place in range(len(names)) if place in columns] or [
+        positions = [position for position in range(len(names)) if position in columns] or [
             _cheapest(scan.schema)
         ]
-        schema = StructType([scan.schema.fields[place] for place in kept])
+        schema = StructType([scan.schema.fields[position] for position in positions])
         return self._scanned(known, schema, pushed)
 
     def _know(self, number: int) -> _Known | None:
@@ -233,8 +233,8 @@ class _Narrowing:
         load = source.pinned()
         if load is None:
             load = self._newest(scan.schema)
-        asked = load.options
-        if load.span is not None or asked.metadata is not None or asked.push_down_filters:
+        requested = load.options
+        if load.span is not None or requested.metadata is not None or requested.push_down_filters:
             return None
         if load.pushed is not None:
             return None
@@ -251,46 +251,51 @@ class _Narrowing:
         """Return what a catalog table means now, the same snapshot for all of a graph's branch."""
         raw = options.for_scope(catalog.read_options(schema), options.READ)
         load = loading.resolve(raw)
-        asked = load.options
-        key = (load.storage.root, asked.branch, asked.version_as_of, asked.timestamp_as_of)
+        requested = load.options
+        key = (
+            load.storage.root,
+            requested.branch,
+            requested.version_as_of,
+            requested.timestamp_as_of,
+        )
         if load.span is None:
             first = self._snapshots.setdefault(key, load)
             load = replace(load, snapshot=first.snapshot)
-        if asked.table is not None:
-            load.snapshot.resolve(asked.table)
+        if requested.table is not None:
+            load.snapshot.resolve(requested.table)
         return load
 
     def _pushed(self, known: _Known, uses: list[Use]) -> Pushed:
         """Return what all uses of a scan let it leave out."""
-        kept: dict[str, Predicate] | None = None
+        combined: dict[str, Predicate] | None = None
         limits: list[int | None] = []
         for use in uses:
-            one = known.reader.pushed(use.conditions)
-            limits.append(use.limit if one.exact else None)
-            found: Mapping[str, Predicate] = one.predicates
+            pushed = known.reader.pushed(use.conditions)
+            limits.append(use.limit if pushed.exact else None)
+            by_table: Mapping[str, Predicate] = pushed.predicates
             if use.limit is None:
-                found = self._joined(known, use, found)
-            kept = dict(found) if kept is None else predicates.either(kept, found)
+                by_table = self._joined(known, use, by_table)
+            combined = dict(by_table) if combined is None else predicates.either(combined, by_table)
         most = [limit for limit in limits if limit is not None]
         enough = max(most) if len(most) == len(limits) == 1 else None
         order = uses[0].order
         if enough is None or order is None:
-            return Pushed(kept or {}, enough)
+            return Pushed(combined or {}, enough)
         by = known.reader.sorts(order) if enough <= MOST_SORTED else None
-        return Pushed(kept or {}, None if by is None else enough, by)
+        return Pushed(combined or {}, None if by is None else enough, by)
 
     def _joined(
-        self, known: _Known, use: Use, found: Mapping[str, Predicate]
+        self, known: _Known, use: Use, by_table: Mapping[str, Predicate]
     ) -> Mapping[str, Predicate]:
         """Return predicates and the values of joins' small sides, where an index finds those."""
         for partner in use.joins:
             values = self._values(partner)
             if values is None:
                 continue
-            wanted = known.reader.is_in(partner.place, [*dict.fromkeys(values)])
-            if wanted is not None and self._is_indexed(known, wanted):
-                found = predicates.both(found, wanted)
-        return found
+            matching = known.reader.is_in(partner.place, [*dict.fromkeys(values)])
+            if matching is not None and self._is_indexed(known, matching):
+                by_table = predicates.both(by_table, matching)
+        return by_table
 
     def _values(self, partner: needs.Partner) -> list[Any] | None:
         """Return the values of a join's other side, None where it isn't known to be small."""
@@ -313,8 +318,10 @@ class _Narrowing:
                 return _few(known, use, use.output[key])
         return None
 
-    def _is_indexed(self, known: _Known, wanted: Mapping[str, Predicate]) -> bool:
-        texts = {key: one for key, one in wanted.items() if isinstance(one, str)}
+    def _is_indexed(self, known: _Known, by_table: Mapping[str, Predicate]) -> bool:
+        texts = {
+            key: predicate for key, predicate in by_table.items() if isinstance(predicate, str)
+        }
         entries = [known.load.snapshot.entry(key) for key in texts]
         datasets = plan.open_tables(known.load.storage, entries)
         return all(plan.index_answers(datasets[key], text) for key, text in texts.items())
@@ -327,7 +334,7 @@ class _Narrowing:
             return None
         datasets = plan.open_tables(load.storage, [load.snapshot.entry(key) for key in keys])
         counts = {
-            key: sum(one.metadata.num_rows for one in dataset.get_fragments())
+            key: sum(fragment.metadata.num_rows for fragment in dataset.get_fragments())
             for key, dataset in datasets.items()
         }
         rows = sum(counts.values())
@@ -345,7 +352,11 @@ class _Narrowing:
         report = ScanReport(
             _shown(known),
             tuple(schema.names),
-            {key: one for key, one in pushed.predicates.items() if isinstance(one, str)},
+            {
+                key: predicate
+                for key, predicate in pushed.predicates.items()
+                if isinstance(predicate, str)
+            },
             pushed.limit,
             sum(scan.expected_rows for scans in load.planned for scan in scans),
             tuple(str(key) for key in pushed.order or ()),
@@ -354,7 +365,7 @@ class _Narrowing:
         return self._query.scan_of(known.scan, source, schema, f"omnigraph {report}"), report
 
 
-def _few(known: _Known, use: Use, place: int) -> list[Any] | None:
+def _few(known: _Known, use: Use, position: int) -> list[Any] | None:
     """Return a column's values of the rows that a scan's filter keeps, if an index finds few."""
     pushed = known.reader.pushed(use.conditions)
     ((key, where),) = pushed.predicates.items()
@@ -362,12 +373,12 @@ def _few(known: _Known, use: Use, place: int) -> list[Any] | None:
         return []
     if where is True or known.load.options.filter is not None:
         return None
-    field = known.reader.tables[key].get(known.reader.names[place] or "")
+    field = known.reader.tables[key].get(known.reader.names[position] or "")
     dataset = plan.open_tables(known.load.storage, [known.load.snapshot.entry(key)])[key]
     if field is None or not plan.index_answers(dataset, where):
         return None
-    found = dataset.scanner(columns=[field.name], filter=where, limit=MOST_IDS + 1).to_table()
-    values: list[Any] = found.column(0).to_pylist()
+    table = dataset.scanner(columns=[field.name], filter=where, limit=MOST_IDS + 1).to_table()
+    values: list[Any] = table.column(0).to_pylist()
     return values
 
 

@@ -112,11 +112,11 @@ def uses(plan: Tree) -> dict[int, list[Use]]:
     walk = _Walk()
     walk.visit(plan)
     walk.take_all(plan)
-    found: dict[int, list[Use]] = {}
+    by_scan: dict[int, list[Use]] = {}
     for scan, use in walk.found:
-        use.columns |= {place for id_, place in use.output.items() if id_ in walk.named}
-        found.setdefault(scan, []).append(use)
-    return found
+        use.columns |= {position for id_, position in use.output.items() if id_ in walk.named}
+        by_scan.setdefault(scan, []).append(use)
+    return by_scan
 
 
 @dataclass
@@ -146,9 +146,9 @@ class _Walk:
             self.named.add(id_)
             return None
         chains = [self.visit(child) for child in node.children]
-        for one in node.inner():
-            self.visit(one)
-            self.take_all(one)
+        for inner in node.inner():
+            self.visit(inner)
+            self.take_all(inner)
         if node.kind not in _SAY_WHAT_THEY_NEED:
             for child in node.children:
                 self.take_all(child)
@@ -162,20 +162,20 @@ class _Walk:
         if node.is_expression:
             return
         if node.kind in _RELATIONS:
-            self.named |= {expr_id(one) for one in within(node.fields["output"])}
+            self.named |= {expr_id(column) for column in within(node.fields["output"])}
         elif node.kind in _HAND_ON:
             for child in node.children:
                 self.take_all(child)
 
     def _scan(self, node: Tree) -> _Chain | None:
         output = [*within(node.fields["output"])]
-        names = [str(one.fields["name"]) for one in output]
+        names = [str(column.fields["name"]) for column in output]
         if not names or not names[0].startswith(_TAG):
             return None
         scan = int(names[0].removeprefix(_TAG).partition(" ")[0])
         places = {
-            expr_id(one): int(name.rpartition(" ")[2])
-            for one, name in zip(output, names, strict=True)
+            expr_id(column): int(name.rpartition(" ")[2])
+            for column, name in zip(output, names, strict=True)
         }
         use = Use(places)
         self.found.append((scan, use))
@@ -228,11 +228,11 @@ def _object(field: Any) -> str:
 def _renamed(project: Tree, places: Mapping[int, int]) -> dict[int, int]:
     """Return which ids are which columns above a projection."""
     above: dict[int, int] = {}
-    for one in within(project.fields["projectList"]):
-        source = one.children[0] if one.kind == "Alias" else one
+    for column in within(project.fields["projectList"]):
+        source = column.children[0] if column.kind == "Alias" else column
         id_ = attribute(source)
         if id_ is not None and id_ in places:
-            above[expr_id(one)] = places[id_]
+            above[expr_id(column)] = places[id_]
     return above
 
 
@@ -256,10 +256,10 @@ def _join(node: Tree, chains: list[_Chain | None]) -> None:
     for chain, lost, other in zip(chains, loses, reversed(node.children), strict=True):
         if chain is None or not lost or chain.limited:
             continue
-        for one in conjuncts(conditions[0]):
-            if one.kind != "EqualTo":
+        for part in conjuncts(conditions[0]):
+            if part.kind != "EqualTo":
                 continue
-            ids = [attribute(side) for side in one.children]
+            ids = [attribute(side) for side in part.children]
             for mine, its in (ids, reversed(ids)):
                 if mine is None or its is None:
                     continue
@@ -279,10 +279,10 @@ _KEEP_VALUES = _HAND_ON - {"Generate"}
 def _comes_from_a_leaf(side: Tree, key: int) -> bool:
     """Return whether all values of a plan's column are values of one leaf's column of that id."""
     if not side.children:
-        return any(attribute(one) == key for one in within(side.fields.get("output")))
+        return any(attribute(column) == key for column in within(side.fields.get("output")))
     if side.kind in ("Project", "Aggregate"):
         field = "projectList" if side.kind == "Project" else "aggregateExpressions"
-        if all(attribute(one) != key for one in within(side.fields[field])):
+        if all(attribute(column) != key for column in within(side.fields[field])):
             return False
     elif side.kind not in _KEEP_VALUES:
         return False
@@ -294,9 +294,9 @@ def conjuncts(condition: Tree) -> list[Tree]:
     parts: list[Tree] = []
     waiting = [condition]
     while waiting:
-        one = waiting.pop()
-        if one.kind == "And":
-            waiting.extend(reversed(one.children))
+        part = waiting.pop()
+        if part.kind == "And":
+            waiting.extend(reversed(part.children))
         else:
-            parts.append(one)
+            parts.append(part)
     return parts

@@ -74,14 +74,14 @@ class Reader:
         parts: list[dict[str, Predicate]] = []
         exact = True
         for condition, places in conditions:
-            for one in conjuncts(condition):
+            for conjunct in conjuncts(condition):
                 try:
-                    found, whole = self._read(one, places, 0)
+                    by_table, whole = self._read(conjunct, places, 0)
                 except Unreadable:
-                    found, whole = None, False
+                    by_table, whole = None, False
                 exact = exact and whole
-                if found is not None:
-                    parts.append(found)
+                if by_table is not None:
+                    parts.append(by_table)
         return Pushed(self._all(parts), exact)
 
     def is_in(self, place: int, values: Sequence[Any]) -> Mapping[str, Predicate] | None:
@@ -114,51 +114,53 @@ class Reader:
         return {key: filters.conjunction(part[key] for part in parts) for key in self.tables}
 
     def _read(
-        self, one: Tree, places: Mapping[int, int], depth: int
+        self, condition: Tree, places: Mapping[int, int], depth: int
     ) -> tuple[dict[str, Predicate] | None, bool]:
         """Return a superset of what a condition keeps, None for all rows, and if it is exact."""
         if depth > _NESTING:
             return None, False
-        if one.kind in ("And", "Or"):
+        if condition.kind in ("And", "Or"):
             (left, left_exact), (right, right_exact) = (
-                self._read(side, places, depth + 1) for side in one.children
+                self._read(side, places, depth + 1) for side in condition.children
             )
             exact = left_exact and right_exact
-            if one.kind == "Or":
+            if condition.kind == "Or":
                 if left is None or right is None:
                     return None, False
                 return {key: _either(left[key], right[key]) for key in self.tables}, exact
-            kept = [side for side in (left, right) if side is not None]
-            return (self._all(kept) if kept else None), exact
-        if one.kind == "Literal" and one.fields["dataType"] == "boolean":
-            return dict.fromkeys(self.tables, one.fields["value"] == "true"), True
-        leaf = self._filter(one, places)
-        found = None if leaf is None else self._leaf(leaf)
-        return found, found is not None
+            readable = [side for side in (left, right) if side is not None]
+            return (self._all(readable) if readable else None), exact
+        if condition.kind == "Literal" and condition.fields["dataType"] == "boolean":
+            return dict.fromkeys(self.tables, condition.fields["value"] == "true"), True
+        leaf = self._filter(condition, places)
+        by_table = None if leaf is None else self._leaf(leaf)
+        return by_table, by_table is not None
 
     def _leaf(self, leaf: Any) -> dict[str, Predicate] | None:
         pushed = filters.push([leaf], self.tables, self.table_column)
         return dict(pushed.predicates) if all(pushed.handled) else None
 
-    def _filter(self, one: Tree, places: Mapping[int, int]) -> Any:
+    def _filter(self, condition: Tree, places: Mapping[int, int]) -> Any:
         """Return a comparison of a column as one of Spark's filters, None for anything else."""
-        if one.kind == "Not":
-            child = self._filter(one.children[0], places)
+        if condition.kind == "Not":
+            child = self._filter(condition.children[0], places)
             return None if child is None else _Filter.around(child)
-        if one.kind == "AttributeReference" and one.fields["dataType"] == "boolean":
-            name = self._column(one, places)
+        if condition.kind == "AttributeReference" and condition.fields["dataType"] == "boolean":
+            name = self._column(condition, places)
             return None if name is None else _Filter.named("EqualTo", name, True)
-        if one.kind in ("IsNull", "IsNotNull"):
-            name = self._column(one.children[0], places)
-            return None if name is None else _Filter.named(one.kind, name, None)
-        if one.kind == "In":
-            name = self._column(one.children[0], places)
-            if name is None or any(value.kind != "Literal" for value in one.children[1:]):
+        if condition.kind in ("IsNull", "IsNotNull"):
+            name = self._column(condition.children[0], places)
+            return None if name is None else _Filter.named(condition.kind, name, None)
+        if condition.kind == "In":
+            name = self._column(condition.children[0], places)
+            if name is None or any(value.kind != "Literal" for value in condition.children[1:]):
                 return None
-            return _Filter.named("In", name, tuple(self._literal(v) for v in one.children[1:]))
-        if one.kind in _SEARCHES or one.kind in _SWAPPED:
-            left, right = one.children[:2]
-            kind = _SEARCHES.get(one.kind, one.kind)
+            return _Filter.named(
+                "In", name, tuple(self._literal(v) for v in condition.children[1:])
+            )
+        if condition.kind in _SEARCHES or condition.kind in _SWAPPED:
+            left, right = condition.children[:2]
+            kind = _SEARCHES.get(condition.kind, condition.kind)
             if left.kind == "Literal" and kind in _SWAPPED:
                 left, right, kind = right, left, _SWAPPED[kind]
             name = self._column(left, places)
@@ -167,21 +169,23 @@ class Reader:
             return _Filter.named(kind, name, self._literal(right))
         return None
 
-    def _column(self, one: Tree, places: Mapping[int, int]) -> str | None:
-        id_ = attribute(one)
-        place = None if id_ is None else places.get(id_)
+    def _column(self, expression: Tree, places: Mapping[int, int]) -> str | None:
+        id_ = attribute(expression)
+        position = None if id_ is None else places.get(id_)
         # Other collations than the plain one show in the type's text.
-        if place is None or str(one.fields["dataType"]).startswith(("string ", "char", "varchar")):
+        if position is None or str(expression.fields["dataType"]).startswith(
+            ("string ", "char", "varchar")
+        ):
             return None
-        return self.names[place]
+        return self.names[position]
 
-    def _literal(self, one: Tree) -> Any:
+    def _literal(self, literal: Tree) -> Any:
         """Return a literal's value.
 
         Raises:
             Unreadable: the text doesn't say for sure.
         """
-        text, kind = one.fields["value"], one.fields["dataType"]
+        text, kind = literal.fields["value"], literal.fields["dataType"]
         if text is None:
             return None
         if not isinstance(kind, str) or not isinstance(text, str):

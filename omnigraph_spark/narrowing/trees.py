@@ -58,11 +58,11 @@ def within(value: Any) -> Iterator[Tree]:
     if _is_flat(value):
         yield _tree(value)
     elif isinstance(value, list):
-        for one in value:
-            yield from within(one)
+        for item in value:
+            yield from within(item)
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from within(one)
+        for item in value.values():
+            yield from within(item)
 
 
 def _is_flat(value: Any) -> bool:

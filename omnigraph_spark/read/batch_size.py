@@ -47,8 +47,8 @@ def batch_rows(fragments: Sequence[LanceFragment], stored: pa.Schema, names: Seq
     varying = [field.name for field in chosen if _fixed_bytes(field.type) is None]
     if varying:
         metadata = [fragment.metadata for fragment in fragments]
-        size = sum(file.file_size_bytes or 0 for one in metadata for file in one.files)
-        rows = max(sum(one.physical_rows for one in metadata), 1)
+        size = sum(file.file_size_bytes or 0 for meta in metadata for file in meta.files)
+        rows = max(sum(meta.physical_rows for meta in metadata), 1)
         others = sum(_fixed_bytes(field.type) or 0.0 for field in stored)
         # Compressed, so a column that is left out can hide what a chosen one takes: half at least.
         most = max(size / rows - others, size / rows / 2)
@@ -58,13 +58,13 @@ def batch_rows(fragments: Sequence[LanceFragment], stored: pa.Schema, names: Seq
 
 def _sampled_bytes(fragments: Sequence[LanceFragment], names: Sequence[str]) -> float:
     """Return the median bytes of a few rows, which one large row among small ones doesn't move."""
-    largest = max(fragments, key=lambda one: one.physical_rows)
+    largest = max(fragments, key=lambda fragment: fragment.physical_rows)
     rows = largest.count_rows()
     places = sorted({rows * part // _SAMPLED_ROWS for part in range(_SAMPLED_ROWS)})
     if not rows:
         return 0.0
-    found = largest.take(places, columns=[*names])
-    return float(statistics.median(found.slice(row, 1).nbytes for row in range(found.num_rows)))
+    sample = largest.take(places, columns=[*names])
+    return float(statistics.median(sample.slice(row, 1).nbytes for row in range(sample.num_rows)))
 
 
 def column_share(stored: pa.Schema, names: Sequence[str]) -> float:

@@ -59,9 +59,9 @@ def _compare_single(
     """Compare rows whose ids are single on both sides; `old` and `new` are their positions."""
     old_ids = gone.table["id"].take(pa.array(old)).combine_chunks()
     new_ids = came.table["id"].take(pa.array(new)).combine_chunks()
-    found = pc.index_in(new_ids, value_set=old_ids)
-    met = found.is_valid().to_numpy(zero_copy_only=False)
-    partner = old[found.drop_null().to_numpy(zero_copy_only=False)]
+    matches = pc.index_in(new_ids, value_set=old_ids)
+    met = matches.is_valid().to_numpy(zero_copy_only=False)
+    partner = old[matches.drop_null().to_numpy(zero_copy_only=False)]
     mine = new[met]
     same = np.ones(len(mine), dtype=np.bool_)
     for name in columns:
@@ -77,14 +77,12 @@ def _compare_single(
 
 def _doubled(*tables: pa.Table) -> pa.Array:
     """Return the ids that any of the tables has more than once."""
-    found: list[str] = []
+    ids: list[str] = []
     for table in tables:
         if len(pc.unique(table["id"])) < table.num_rows:
             counts = table["id"].value_counts()
-            found += (
-                counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
-            )
-    return pa.array(sorted(set(found)), pa.utf8())
+            ids += counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
+    return pa.array(sorted(set(ids)), pa.utf8())
 
 
 def _positions(table: pa.Table, ids: pa.Array) -> Rows:
@@ -106,11 +104,11 @@ def _compare_doubled(
     kept_left = _surplus(left, Counter(right), old)
     kept_right = _surplus(right, Counter(left), new)
     gone_ids, came_ids = {row[0] for row, _ in kept_left}, {row[0] for row, _ in kept_right}
-    for picked, kept, others, kinds in (
+    for picked, surplus, others, kinds in (
         (gone, kept_left, came_ids, (BEFORE, DELETE)),
         (came, kept_right, gone_ids, (AFTER, INSERT)),
     ):
-        for row, position in kept:
+        for row, position in surplus:
             kind = kinds[0] if row[0] in others else kinds[1]
             picked.kinds[kind].append(np.array([position]))
 
@@ -119,13 +117,13 @@ def _surplus(
     rows: list[tuple[Any, ...]], others: Counter[tuple[Any, ...]], positions: Rows
 ) -> list[tuple[tuple[Any, ...], int]]:
     """Return the rows (and positions) that the other side doesn't have as often."""
-    kept = []
+    surplus = []
     for row, position in zip(rows, positions, strict=True):
         if others[row]:
             others[row] -= 1
         else:
-            kept.append((row, int(position)))
-    return kept
+            surplus.append((row, int(position)))
+    return surplus
 
 
 def _plain_rows(table: pa.Table) -> list[tuple[Any, ...]]:

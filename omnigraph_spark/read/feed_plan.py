@@ -73,7 +73,7 @@ class Planner:
         Raises:
             VersionNotFoundError, StorageError: a table version was cleaned up, or the store failed.
         """
-        return self.shared(one for change in changes for one in self.pieces(change))
+        return self.shared(sized for change in changes for sized in self.pieces(change))
 
     def shared(self, sized: Iterable[Sized]) -> list[Partition]:
         """Return pieces in partitions; small ones go together."""
@@ -113,13 +113,19 @@ class Planner:
 
     def counted(self, entry: TableEntry) -> list[tuple[int, int, int]]:
         """Return number, rows and bytes of each fragment of a table version that has rows."""
-        return [(one.number, one.rows, one.size) for one in self._side(entry).fragments if one.rows]
+        return [
+            (fragment.number, fragment.rows, fragment.size)
+            for fragment in self._side(entry).fragments
+            if fragment.rows
+        ]
 
     def part(self, change: Change, fragment: int, rows: tuple[int, int] | None) -> Piece:
         """Return what reads a fragment of the version after a publish, or a range of its rows."""
         assert change.after is not None
         side = self._side(change.after)
-        scan = side.scan([one for one in side.fragments if one.number == fragment])
+        scan = side.scan(
+            [candidate for candidate in side.fragments if candidate.number == fragment]
+        )
         if rows is not None:
             scan = replace(scan, rows=rows, expected_rows=rows[1] - rows[0])
         return Piece(change, None, scan)
@@ -141,7 +147,7 @@ class Planner:
             return
         assert before is not None
         assert after is not None
-        size = sum(one.size for one in (*old, *new))
+        size = sum(fragment.size for fragment in (*old, *new))
         ranges = -(-size // self.max_partition_bytes)
         larger = (before, old) if _rows(old) > _rows(new) else (after, new)
         bounds = _bounds(*larger, ranges) if ranges > 1 else []
@@ -153,11 +159,11 @@ class Planner:
     def _one_sided(
         self, change: Change, side: _Side, fragments: Sequence[_Fragment], is_after: bool
     ) -> Iterable[Sized]:
-        for one in fragments:
-            if one.rows:
-                scan = side.scan([one])
+        for fragment in fragments:
+            if fragment.rows:
+                scan = side.scan([fragment])
                 pair = (None, scan) if is_after else (scan, None)
-                yield one.size, Piece(change, *pair)
+                yield fragment.size, Piece(change, *pair)
 
 
 @dataclass(frozen=True)
@@ -184,7 +190,7 @@ class _Side:
         with translated(f"Reading the fragments of {entry.table_key}"):
             new = None if before is None else _appended(before, entry, dataset)
             found = dataset.get_fragments() if new is None else new
-            fragments = tuple(_fragment(one.metadata) for one in found)
+            fragments = tuple(_fragment(fragment.metadata) for fragment in found)
         text = "".join(f.content for f in fragments)
         if before is not None and new is not None:
             text, fragments = before.token + text, (*before.fragments, *fragments)
@@ -198,7 +204,7 @@ class _Side:
             table_branch=self.entry.table_branch,
             version=self.entry.table_version,
             token=self.token,
-            fragments=tuple(one.number for one in fragments),
+            fragments=tuple(fragment.number for fragment in fragments),
             rows=None,
             expected_rows=_rows(fragments),
         )
@@ -234,7 +240,7 @@ def _fragment(metadata: Any) -> _Fragment:
     # Not all of it goes through JSON: row ids and versions of rows cost ten times the rest.
     gone = metadata.deletion_file
     content = [
-        [[one.path, list(one.fields)] for one in metadata.files],
+        [[file.path, list(file.fields)] for file in metadata.files],
         None if gone is None else gone.asdict(),
         metadata.to_json()["overlays"] if getattr(metadata, "overlays", None) else None,
     ]
@@ -257,10 +263,10 @@ def _different(
         return old, new
     if not _reads_alike(before, after):
         return old, new  # a column was dropped or came back: the same files hold other rows
-    both = {one.content for one in old} & {one.content for one in new}
+    both = {fragment.content for fragment in old} & {fragment.content for fragment in new}
     return (
-        [one for one in old if one.content not in both],
-        [one for one in new if one.content not in both],
+        [fragment for fragment in old if fragment.content not in both],
+        [fragment for fragment in new if fragment.content not in both],
     )
 
 
@@ -293,20 +299,20 @@ def _keeps_rows(change: Change, before: _Side | None, after: _Side) -> bool:
 
 
 def _rows(fragments: Iterable[_Fragment]) -> int:
-    return sum(one.rows for one in fragments)
+    return sum(fragment.rows for fragment in fragments)
 
 
 def _bounds(side: _Side, fragments: Sequence[_Fragment], ranges: int) -> list[str]:
     """Return ids that cut the rows of some fragments into about so many equal ranges."""
     share = ranges * _SAMPLES_PER_RANGE / max(1, _rows(fragments))
     ids: list[str] = []
-    for one in fragments:
-        wanted = min(one.rows, math.ceil(one.rows * share))
-        offsets = sorted({one.rows * number // wanted for number in range(wanted)})
+    for described in fragments:
+        samples = min(described.rows, math.ceil(described.rows * share))
+        offsets = sorted({described.rows * number // samples for number in range(samples)})
         if offsets:
             with translated(f"Reading ids of {side.entry.table_key}"):
-                (fragment,) = fragments_of(side.dataset, side.scan([one]))
+                (fragment,) = fragments_of(side.dataset, side.scan([described]))
                 ids += fragment.take(offsets, columns=["id"])["id"].to_pylist()
     ids.sort()
     cuts = [ids[len(ids) * number // ranges] for number in range(1, ranges)] if ids else []
-    return sorted({one for one in cuts if "\x00" not in one and one > ids[0]})
+    return sorted({cut for cut in cuts if "\x00" not in cut and cut > ids[0]})

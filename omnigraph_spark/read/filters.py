@@ -78,10 +78,10 @@ def push(
     predicates: dict[str, list[Predicate]] = {key: [] for key in tables}
     handled: list[bool] = []
     literals = 0
-    for one in filters:
-        literals += _count_literals(one)
+    for spark_filter in filters:
+        literals += _count_literals(spark_filter)
         few = literals <= MAX_LITERALS and sum(handled) < MAX_FILTERS
-        translated = _translate_all(one, tables, table_column) if few else None
+        translated = _translate_all(spark_filter, tables, table_column) if few else None
         text = sum(len(p) for p in (translated or {}).values() if isinstance(p, str))
         if translated is None or text > MAX_TEXT * max(1, len(tables)):
             handled.append(False)
@@ -130,10 +130,10 @@ def quoted(name: str) -> str | None:
 
 
 def _translate_all(
-    one: Any, tables: Mapping[str, Mapping[str, pa.Field]], table_column: str | None
+    spark_filter: Any, tables: Mapping[str, Mapping[str, pa.Field]], table_column: str | None
 ) -> dict[str, Predicate] | None:
     """Return a filter's predicate for every table, None if one of them can't answer it exactly."""
-    leaf, negated = _leaf(one)
+    leaf, negated = _leaf(spark_filter)
     path = getattr(leaf, "attribute", None)
     name, value = type(leaf).__name__, getattr(leaf, "value", None)
     if not isinstance(path, tuple) or len(path) != 1:
@@ -155,15 +155,15 @@ def _translate_all(
     return translated
 
 
-def _leaf(one: Any) -> tuple[Any, bool]:
+def _leaf(spark_filter: Any) -> tuple[Any, bool]:
     negated = False
-    while type(one).__name__ == "Not":
-        one, negated = one.child, not negated
-    return one, negated
+    while type(spark_filter).__name__ == "Not":
+        spark_filter, negated = spark_filter.child, not negated
+    return spark_filter, negated
 
 
-def _count_literals(one: Any) -> int:
-    leaf, _ = _leaf(one)
+def _count_literals(spark_filter: Any) -> int:
+    leaf, _ = _leaf(spark_filter)
     return len(leaf.value) if type(leaf).__name__ == "In" else 1
 
 
@@ -226,12 +226,12 @@ def of_column(name: str, value: Any, negated: bool, field: pa.Field) -> Predicat
         return None
     if pa.types.is_boolean(field.type) and name != "EqualTo":
         return None
-    said = literal(value, field.type)
-    if said is None:
+    text = literal(value, field.type)
+    if text is None:
         return None
     if not negated:
-        return f"{column} {sign(name, False)} {said}"
-    return f"{column} IS NOT NULL AND {column} {sign(name, True)} {said}"
+        return f"{column} {sign(name, False)} {text}"
+    return f"{column} IS NOT NULL AND {column} {sign(name, True)} {text}"
 
 
 def sign(name: str, negated: bool) -> str:
@@ -242,23 +242,23 @@ def sign(name: str, negated: bool) -> str:
 def _null_safe(column: str, value: Any, negated: bool, kind: pa.DataType) -> Predicate | None:
     if value is None:
         return f"{column} IS NOT NULL" if negated else f"{column} IS NULL"
-    said = literal(value, kind)
-    if said is None:
+    text = literal(value, kind)
+    if text is None:
         return None
     if negated:
-        return f"{column} IS NULL OR {column} <> {said}"
-    return f"{column} IS NOT NULL AND {column} = {said}"
+        return f"{column} IS NULL OR {column} <> {text}"
+    return f"{column} IS NOT NULL AND {column} = {text}"
 
 
 def _in(column: str, values: Sequence[Any], negated: bool, kind: pa.DataType) -> Predicate | None:
     if negated and None in values:
         return False  # x NOT IN (…, NULL) is never true
     literals = [literal(value, kind) for value in values if value is not None]
-    if any(one is None for one in literals):
+    if any(text is None for text in literals):
         return None
     if not literals:
         return None if negated else False
-    listed = ", ".join(str(one) for one in literals)
+    listed = ", ".join(str(text) for text in literals)
     if negated:
         return f"{column} IS NOT NULL AND {column} NOT IN ({listed})"
     return f"{column} IN ({listed})"
@@ -267,12 +267,12 @@ def _in(column: str, values: Sequence[Any], negated: bool, kind: pa.DataType) ->
 def _text_search(
     function: str, column: str, value: Any, negated: bool, kind: pa.DataType
 ) -> Predicate | None:
-    said = literal(value, kind) if _is_text(kind) else None
-    if said is None:
+    text = literal(value, kind) if _is_text(kind) else None
+    if text is None:
         return None
     if negated:
-        return f"{column} IS NOT NULL AND NOT {function}({column}, {said})"
-    return f"{function}({column}, {said})"
+        return f"{column} IS NOT NULL AND NOT {function}({column}, {text})"
+    return f"{function}({column}, {text})"
 
 
 def _is_text(kind: pa.DataType) -> bool:

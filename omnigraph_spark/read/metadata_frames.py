@@ -134,10 +134,10 @@ def _history(storage: Storage, snapshot: Snapshot) -> Iterator[dict[str, Any]]:
     Publishes that have no row in the lineage yet are told like the others (rule 30).
     """
     lineage = commits.complete(storage, snapshot.branch, snapshot.graph_version)
-    told = read_notes(storage, snapshot)
+    notes = read_notes(storage, snapshot)
     for commit in reversed(lineage):
         version = commit.manifest_version
-        found = told.by_id.get(commit.graph_commit_id)
+        note = notes.by_id.get(commit.graph_commit_id)
         yield {
             "version": version,
             "commit_id": commit.graph_commit_id,
@@ -146,11 +146,11 @@ def _history(storage: Storage, snapshot: Snapshot) -> Iterator[dict[str, Any]]:
             "branch": commit.branch,
             "actor": commit.actor_id,
             "created_at": commit.created_at,
-            "publish_id": None if found is None else commit.graph_commit_id,
-            "user_metadata": None if found is None else found.user_metadata,
-            "tables": told.tables_at(version) if found is None else list(found.tables),
-            "rows_added": None if found is None else found.rows_added,
-            "rows_removed": None if found is None else found.rows_removed,
+            "publish_id": None if note is None else commit.graph_commit_id,
+            "user_metadata": None if note is None else note.user_metadata,
+            "tables": notes.tables_at(version) if note is None else list(note.tables),
+            "rows_added": None if note is None else note.rows_added,
+            "rows_removed": None if note is None else note.rows_removed,
         }
 
 
@@ -190,7 +190,9 @@ def _files(storage: Storage, snapshot: Snapshot) -> Iterator[dict[str, Any]]:
         root = storage.dataset_uri(entry.location, entry.table_branch)
         with translated(f"Reading the files of {entry.table_key}"):
             bases = {key: base.path for key, base in dataset.base_paths().items()}
-            described = [(one.fragment_id, one.metadata) for one in dataset.get_fragments()]
+            described = [
+                (fragment.fragment_id, fragment.metadata) for fragment in dataset.get_fragments()
+            ]
         for number, metadata in described:
             for file in metadata.files:
                 base = root if file.base_id is None else bases[file.base_id]
@@ -208,7 +210,9 @@ def _indexes(storage: Storage, snapshot: Snapshot) -> Iterator[dict[str, Any]]:
     for key, dataset in _branch_datasets(storage, snapshot):
         with translated(f"Reading the indexes of {key}"):
             described = dataset.describe_indices()
-            live = {one.fragment_id: one.count_rows() for one in dataset.get_fragments()}
+            live = {
+                fragment.fragment_id: fragment.count_rows() for fragment in dataset.get_fragments()
+            }
         for index in described:
             covered = {int(n) for segment in index.segments for n in segment.fragment_ids or ()}
             yield {

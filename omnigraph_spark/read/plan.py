@@ -74,16 +74,16 @@ def open_tables(storage: Storage, entries: Iterable[TableEntry]) -> dict[str, La
         DatasetNotFoundError: a table's dataset, branch or version isn't there.
         CorruptManifestError, StorageError: as `relocation.open_for_reading`.
     """
-    wanted = list(entries)
+    listed = list(entries)
 
     def opened(entry: TableEntry) -> LanceDataset:
         return open_for_reading(storage, entry.location, entry.table_branch, entry.table_version)
 
-    if len(wanted) < 2:
-        return {entry.table_key: opened(entry) for entry in wanted}
-    with ThreadPoolExecutor(min(_OPENERS, len(wanted))) as pool:
-        datasets = list(pool.map(opened, wanted))
-    return {entry.table_key: dataset for entry, dataset in zip(wanted, datasets, strict=True)}
+    if len(listed) < 2:
+        return {entry.table_key: opened(entry) for entry in listed}
+    with ThreadPoolExecutor(min(_OPENERS, len(listed))) as pool:
+        datasets = list(pool.map(opened, listed))
+    return {entry.table_key: dataset for entry, dataset in zip(listed, datasets, strict=True)}
 
 
 def plan(
@@ -119,13 +119,13 @@ def plan(
 
 def first_rows(partitions: Sequence[Partition], most: int) -> list[Partition]:
     """Return the first partitions that have `most` rows together; for scans without a filter."""
-    kept: list[Partition] = []
+    first: list[Partition] = []
     for partition in partitions:
         if most <= 0:
             break
-        kept.append(partition)
+        first.append(partition)
         most -= sum(scan.expected_rows for scan in partition)
-    return kept
+    return first
 
 
 def shared_out(sized: Sequence[tuple[int, _Item]], most: int) -> list[list[_Item]]:
@@ -167,7 +167,7 @@ def _starts(sizes: Sequence[int], limit: int) -> Iterator[bool]:
 
 
 def _partition(group: Iterable[tuple[TableEntry, str, _Piece]]) -> Partition:
-    tables = groupby(group, key=lambda one: one[:2])
+    tables = groupby(group, key=lambda item: item[:2])
     return tuple(
         scan
         for (entry, token), pieces in tables
@@ -194,7 +194,9 @@ def _pieces(
     digest = hashlib.blake2b(digest_size=8)
     pieces: list[_Piece] = []
     with translated("Reading the fragments of a table"):
-        fragments = [(one.fragment_id, one.metadata) for one in dataset.get_fragments()]
+        fragments = [
+            (fragment.fragment_id, fragment.metadata) for fragment in dataset.get_fragments()
+        ]
     for number, metadata in fragments:
         for file in metadata.files:
             digest.update(file.path.encode())
@@ -283,13 +285,13 @@ def fragments_of(dataset: LanceDataset, scan: Scan) -> list[LanceFragment]:
     Raises:
         StorageError: the dataset doesn't have one of them.
     """
-    found = [dataset.get_fragment(number) for number in scan.fragments]
-    there = [fragment for fragment in found if fragment is not None]
-    if len(there) < len(found):
+    fragments = [dataset.get_fragment(number) for number in scan.fragments]
+    existing = [fragment for fragment in fragments if fragment is not None]
+    if len(existing) < len(fragments):
         raise StorageError(
             f"{scan.table_key} is another dataset than the one that was planned",
             expected=f"fragments {list(scan.fragments)[:20]}",
-            found=f"{len(there)} of them",
+            found=f"{len(existing)} of them",
             hint="Load the frame again",
         )
-    return there
+    return existing

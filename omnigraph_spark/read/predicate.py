@@ -171,10 +171,10 @@ class _Parser:
         self._depth = 0
 
     def whole(self) -> Node:
-        found = self._or()
+        node = self._or()
         if self._at < len(self._tokens):
             raise self._unexpected()
-        return found
+        return node
 
     # --- what joins conditions -------------------------------------------------------------------
 
@@ -198,8 +198,8 @@ class _Parser:
         negated = False
         while self._take("not") or self._take("!"):
             negated = not negated
-        found = self._condition()
-        return Not(found) if negated else found
+        condition = self._condition()
+        return Not(condition) if negated else condition
 
     # --- one condition ---------------------------------------------------------------------------
 
@@ -306,16 +306,16 @@ class _Parser:
         kind, word = self._token()
         if kind == "quoted":
             self._at += 1
-            found: Column | Literal = Column(word)
+            operand: Column | Literal = Column(word)
         elif kind == "word" and word.lower() not in _RESERVED and not self._is_typed():
             self._at += 1
             if self._peek() == "(":
                 raise refused(f"the function {word} may give something else in Lance", self._text)
-            found = Column(word)
+            operand = Column(word)
         else:
             return self._literal()
         self._refuse_computed()
-        return found
+        return operand
 
     def _is_typed(self) -> bool:
         """Return whether a text comes next: `DATE '…'`."""
@@ -417,21 +417,21 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 def _compared(name: str, left: Column | Literal, right: Column | Literal, negated: bool) -> Node:
     turned = {"LessThan": "GreaterThan", "GreaterThan": "LessThan"}
     turned |= {f"{a}OrEqual": f"{b}OrEqual" for a, b in turned.items()}
-    found: Node
+    node: Node
     if isinstance(left, Column) and isinstance(right, Column):
-        found = Both(name, left, right)
+        node = Both(name, left, right)
     elif isinstance(left, Column):
-        found = Leaf(name, left, right)
+        node = Leaf(name, left, right)
     elif isinstance(right, Column):
-        found = Leaf(turned.get(name, name), right, left)
+        node = Leaf(turned.get(name, name), right, left)
     else:
         raise refused("a comparison without a column", f"{left.value!r} and {right.value!r}")
-    return Not(found) if negated else found
+    return Not(node) if negated else node
 
 
-def _column(operand: Column | Literal, what: str) -> Column:
+def _column(operand: Column | Literal, operation: str) -> Column:
     if isinstance(operand, Literal):
-        raise refused(f"{what} without a column", repr(operand.value))
+        raise refused(f"{operation} without a column", repr(operand.value))
     return operand
 
 
@@ -505,8 +505,8 @@ def instant(text: str) -> Literal:
         )
     day, time, zone = match.groups()
     offset = "+00:00" if zone.upper() in ("Z", "UTC") else zone
-    found = _made(lambda: _moment(day, time, offset), text)
-    return Literal("instant", _made(lambda: found.astimezone(timezone.utc), text))
+    moment = _made(lambda: _moment(day, time, offset), text)
+    return Literal("instant", _made(lambda: moment.astimezone(timezone.utc), text))
 
 
 def day(text: str) -> Literal | None:

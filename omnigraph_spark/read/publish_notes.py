@@ -42,8 +42,8 @@ class Notes:
 
     def tables_at(self, version: int) -> list[str] | None:
         """Return the tables whose rows a graph version wrote, None where that isn't known."""
-        found = self.by_version.get(version)
-        return None if found is None else sorted(set(found))
+        tables = self.by_version.get(version)
+        return None if tables is None else sorted(set(tables))
 
 
 def read_notes(storage: Storage, snapshot: Snapshot) -> Notes:

@@ -50,8 +50,8 @@ class Position:
 
     def offset(self) -> dict[str, int | str]:
         """Return the position as Spark keeps it in the checkpoint."""
-        found: dict[str, int | str] = {"version": self.version, "commit": self.commit}
-        return found if self.rows is None else {**found, "snapshotRows": self.rows}
+        offset: dict[str, int | str] = {"version": self.version, "commit": self.commit}
+        return offset if self.rows is None else {**offset, "snapshotRows": self.rows}
 
     @classmethod
     def of(cls, offset: Mapping[str, Any]) -> Position:
@@ -105,7 +105,7 @@ class StreamPlan:
         ends = self.asked.ends
         line = self._line()
         if target is not None:
-            line = [one for one in line if one.manifest_version <= target.version]
+            line = [commit for commit in line if commit.manifest_version <= target.version]
         if ends.start_version == LATEST:
             return _at(line, None)
         if ends.start_version is not None:
@@ -160,21 +160,21 @@ class StreamPlan:
             UnsupportedError: a publish updates or deletes rows, and the stream wants appends alone.
             StorageError: the store failed.
         """
-        found: list[tuple[Change, list[Sized]]] = []
+        batch: list[tuple[Change, list[Sized]]] = []
         if start == end:
-            return found
+            return batch
         line = self._line(start)
         if start.rows is not None:
             _check(start, line)
-            found += self._of_snapshot(start, end if end.rows is not None else None)
+            batch += self._of_snapshot(start, end if end.rows is not None else None)
             if end.rows is not None:
-                return found
+                return batch
             start = replace(start, rows=None)
         start = self._readable(start, line)
         self.planner.forget_old()
-        for _, group in groupby(self._between(start, end, line), key=lambda one: one.version):
-            found += self._of_publish(self.planner, [*group])
-        return found
+        for _, group in groupby(self._between(start, end, line), key=lambda change: change.version):
+            batch += self._of_publish(self.planner, [*group])
+        return batch
 
     # --- the first snapshot ----------------------------------------------------------------------
 
@@ -182,11 +182,11 @@ class StreamPlan:
         """Return the fragments of the snapshot that a stream begins with, always in one order."""
         if self._first is None or self._first[0] != start.version:
             planner = Planner(self.storage, self.asked.read.max_partition_bytes)
-            found = []
+            fragments = []
             for change in self._whole(start):
                 assert change.after is not None
-                found += [(change, *one) for one in planner.counted(change.after)]
-            self._first = start.version, planner, found
+                fragments += [(change, *fragment) for fragment in planner.counted(change.after)]
+            self._first = start.version, planner, fragments
         return self._first[1], self._first[2]
 
     def _cut_snapshot(self, start: Position) -> Position:
@@ -249,19 +249,19 @@ class StreamPlan:
             return []
         span = Span(self.branch, start.version + 1, end.version)
         try:
-            found = changes.feed(self.storage, span, line=line, kept=self._snapshots).changes
+            touched = changes.feed(self.storage, span, line=line, kept=self._snapshots).changes
         except VersionNotFoundError as error:
             raise _lost(
                 start, f"a version that comes next was cleaned up ({error.what})"
             ) from error
-        return [one for one in found if self.table in (None, one.table_key)]
+        return [change for change in touched if self.table in (None, change.table_key)]
 
     def _of_publish(
         self, planner: Planner, touched: Sequence[Change]
     ) -> list[tuple[Change, list[Sized]]]:
         if self.asked.change_feed:
             return [(change, [*planner.pieces(change)]) for change in touched]
-        found = []
+        pieces = []
         for change in touched:
             added = planner.appended(change)
             if added is None and self.asked.skip_change_commits:
@@ -277,8 +277,8 @@ class StreamPlan:
                     hint="readChangeFeed=true reads what changed; skipChangeCommits=true leaves"
                     " such commits out",
                 )
-            found.append((change, added))
-        return found
+            pieces.append((change, added))
+        return pieces
 
     def _within_rows(
         self, start: Position, inside: Sequence[Commit], line: Sequence[Commit]
@@ -364,17 +364,19 @@ class StreamPlan:
         if self.asked.fail_on_data_loss:
             _check(start, line)
             return start
-        found = start if _is_on(start, line) else _at(line, start.version)
-        kept = {*refs.kept_versions(self.storage, layout.MANIFEST, self.branch)}
+        position = start if _is_on(start, line) else _at(line, start.version)
+        versions = {*refs.kept_versions(self.storage, layout.MANIFEST, self.branch)}
         readable = takewhile(
-            lambda c: c.branch != self.branch or c.manifest_version in kept, reversed(line)
+            lambda c: c.branch != self.branch or c.manifest_version in versions, reversed(line)
         )
         oldest = [*readable][-1:]
-        if oldest and found.version < oldest[0].manifest_version:
-            found = _of(oldest[0])
-        if found != start:
-            _log.warning("the stream goes on at version %d, after %d", found.version, start.version)
-        return found
+        if oldest and position.version < oldest[0].manifest_version:
+            position = _of(oldest[0])
+        if position != start:
+            _log.warning(
+                "the stream goes on at version %d, after %d", position.version, start.version
+            )
+        return position
 
 
 def _of(commit: Commit) -> Position:
@@ -383,8 +385,8 @@ def _of(commit: Commit) -> Position:
 
 def _at(line: Sequence[Commit], version: int | None) -> Position:
     """Return the position of the last commit at or below a version (None: of all)."""
-    found = [c for c in line if version is None or c.manifest_version <= version]
-    return _of(found[-1]) if found else Position(0, "")
+    reached = [c for c in line if version is None or c.manifest_version <= version]
+    return _of(reached[-1]) if reached else Position(0, "")
 
 
 def _check(start: Position, line: Sequence[Commit]) -> None:

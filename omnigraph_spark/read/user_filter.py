@@ -67,10 +67,10 @@ def predicates(
     if table_column is not None:
         titles[table_column] = None
     names = {name: _resolved(name, [*titles]) for name in predicate.columns(node)}
-    found: dict[str, Predicate] = {}
+    by_table: dict[str, Predicate] = {}
     for key, columns in tables.items():
-        found[key] = _Compiler(key, columns, names, table_column).holds(node, True)
-    return found
+        by_table[key] = _Compiler(key, columns, names, table_column).holds(node, True)
+    return by_table
 
 
 def _resolved(name: str, titles: Sequence[str]) -> str:
@@ -118,11 +118,11 @@ class _Compiler:
         if field is None:
             return self._of_missing(leaf, wanted)
         if leaf.name in ("IsNull", "IsNotNull"):
-            asked = (leaf.name == "IsNull") == wanted
+            nulls = (leaf.name == "IsNull") == wanted
             column = filters.quoted(field.name)
             if column is None or not (filters.comparable(field.type) or pt.is_list(field.type)):
                 raise _unfit(field, "its nulls")
-            return f"{column} IS NULL" if asked else f"{column} IS NOT NULL"
+            return f"{column} IS NULL" if nulls else f"{column} IS NOT NULL"
         if leaf.name in ("Has", "HasToken"):
             return _searched(leaf, field, wanted)
         if leaf.name == "In":
@@ -131,34 +131,34 @@ class _Compiler:
 
     def _in(self, leaf: Leaf, field: pa.Field, wanted: bool) -> Predicate:
         """Return a list as one list where it can be, else as comparisons."""
-        values = [_comparable_value("EqualTo", one, field) for one in leaf.value]
+        values = [_comparable_value("EqualTo", literal, field) for literal in leaf.value]
         plain = [value for value, _ in values]
         if all(where == 0 for _, where in values):
-            said = filters.of_column("In", tuple(plain), not wanted, field)
-            if said is not None:
-                return said
-        each = [Leaf("EqualTo", leaf.column, one) for one in leaf.value]
+            listed = filters.of_column("In", tuple(plain), not wanted, field)
+            if listed is not None:
+                return listed
+        each = [Leaf("EqualTo", leaf.column, literal) for literal in leaf.value]
         return self.holds(Join(False, tuple(each)), wanted)
 
     def _of_table(self, leaf: Leaf, wanted: bool) -> Predicate:
         given = leaf.value if isinstance(leaf.value, tuple) else (leaf.value,)
         if leaf.name in ("IsTrue", "Like", "Has", "HasToken") or any(
-            one is not None and one.kind not in ("text", "null") for one in given
+            literal is not None and literal.kind not in ("text", "null") for literal in given
         ):
             raise refused(f"{self._table_column} is text", f"{leaf.name} of {leaf.column.name}")
-        values = [None if one is None else one.value for one in given]
+        values = [None if literal is None else literal.value for literal in given]
         value = tuple(values) if leaf.name == "In" else values[0]
-        said = filters.of_text(leaf.name, value, not wanted, self._key)
-        assert said is not None
-        return said
+        answer = filters.of_text(leaf.name, value, not wanted, self._key)
+        assert answer is not None
+        return answer
 
     def _of_missing(self, leaf: Leaf, wanted: bool) -> Predicate:
         value = leaf.value.value if isinstance(leaf.value, Literal) else leaf.value
-        said = filters.of_missing(leaf.name, value, not wanted)
-        return False if said is None else said
+        answer = filters.of_missing(leaf.name, value, not wanted)
+        return False if answer is None else answer
 
     def _both(self, node: Both, wanted: bool) -> Predicate:
-        fields = [self._columns.get(self._names[one.name]) for one in (node.left, node.right)]
+        fields = [self._columns.get(self._names[column.name]) for column in (node.left, node.right)]
         left, right = fields
         if self._table_column in (self._names[node.left.name], self._names[node.right.name]):
             raise refused(f"{self._table_column} is compared with a column", node.left.name)
@@ -169,31 +169,33 @@ class _Compiler:
             raise refused(
                 f"{node.left.name} and {node.right.name} are compared", f"{left} and {right}"
             )
-        one, other = names
-        known = f"{one} IS NOT NULL AND {other} IS NOT NULL"
+        first, other = names
+        known = f"{first} IS NOT NULL AND {other} IS NOT NULL"
         if node.name == "EqualNullSafe":
-            same = f"({known} AND {one} = {other}) OR ({one} IS NULL AND {other} IS NULL)"
+            same = f"({known} AND {first} = {other}) OR ({first} IS NULL AND {other} IS NULL)"
             differ = (
-                f"({known} AND {one} <> {other}) OR ({one} IS NULL AND {other} IS NOT NULL)"
-                f" OR ({one} IS NOT NULL AND {other} IS NULL)"
+                f"({known} AND {first} <> {other}) OR ({first} IS NULL AND {other} IS NOT NULL)"
+                f" OR ({first} IS NOT NULL AND {other} IS NULL)"
             )
             return same if wanted else differ
         sign = filters.sign(node.name, not wanted)
-        return f"{known} AND {one} {sign} {other}"
+        return f"{known} AND {first} {sign} {other}"
 
-    def _one_missing(self, node: Both, there: pa.Field | None, wanted: bool) -> Predicate:
+    def _one_missing(self, node: Both, existing: pa.Field | None, wanted: bool) -> Predicate:
         if node.name != "EqualNullSafe":
             return False
-        if there is None:
+        if existing is None:
             return wanted
-        column = filters.quoted(there.name)
+        column = filters.quoted(existing.name)
         if column is None:
-            raise _unfit(there, "its nulls")
+            raise _unfit(existing, "its nulls")
         return f"{column} IS NULL" if wanted else f"{column} IS NOT NULL"
 
 
-def _unfit(field: pa.Field, found: str) -> OptionError:
-    return refused(f"column {field.name} ({field.type}) isn't one that Lance compares alike", found)
+def _unfit(field: pa.Field, detail: str) -> OptionError:
+    return refused(
+        f"column {field.name} ({field.type}) isn't one that Lance compares alike", detail
+    )
 
 
 def _orders(kind: pa.DataType) -> bool:
@@ -238,10 +240,10 @@ def _known(field: pa.Field) -> str:
 
 
 def _said(name: str, value: Any, field: pa.Field, wanted: bool) -> Predicate:
-    found = filters.of_column(name, value, not wanted, field)
-    if found is None:
+    answer = filters.of_column(name, value, not wanted, field)
+    if answer is None:
         raise _unfit(field, repr(value))
-    return found
+    return answer
 
 
 def _comparable_value(name: str, literal: Literal, field: pa.Field) -> tuple[Any, int]:

@@ -203,13 +203,13 @@ def _remove_leftovers(storage: Storage, name: str, snapshot: Snapshot) -> None:
         OptionError: another writer made the branch meanwhile: those forks are not leftovers.
     """
     names = _names(storage)
-    for place in (layout.GRAPH_COMMITS, *refs.all_locations(storage, snapshot)):
-        fork = forks.judged(storage, place, name, names)
+    for location in (layout.GRAPH_COMMITS, *refs.all_locations(storage, snapshot)):
+        fork = forks.judged(storage, location, name, names)
         if not fork.exists:
             continue
-        if _is_made(storage, name, place):
+        if _is_made(storage, name, location):
             raise _taken(name)
-        _log.warning("removing the fork %s of %s, left over from a deleted branch", name, place)
+        _log.warning("removing the fork %s of %s, left over from a deleted branch", name, location)
         if not forks.remove_fork(storage, fork, partial(_is_absent, storage, name)):
             raise _taken(name)
 
@@ -218,12 +218,12 @@ def _names(storage: Storage) -> list[str]:
     return [branch.name for branch in refs.list_branches(storage)]
 
 
-def _is_made(storage: Storage, name: str, place: str) -> bool:
+def _is_made(storage: Storage, name: str, location: str) -> bool:
     """Return whether a branch whose fork is there is there, or is made meanwhile.
 
     Who makes a branch makes that of the lineage first, and no other fork.
     """
-    if place != layout.GRAPH_COMMITS:
+    if location != layout.GRAPH_COMMITS:
         return has_branch(storage, name)
     return forks.is_listed_soon(storage, layout.MANIFEST, name, _CREATOR_SECONDS)
 
@@ -257,7 +257,7 @@ def _remove_forks(
         StorageError: the store failed; calling this again finishes it.
     """
     names = _names(storage)
-    manifest, *others = [forks.judged(storage, place, name, names) for place in places]
+    manifest, *others = [forks.judged(storage, location, name, names) for location in places]
     if manifest.identifier != identifier:
         raise BranchNotFoundError(
             f"Branch {name} was deleted and made again meanwhile",
@@ -278,8 +278,8 @@ def _all_places(storage: Storage, snapshot: Snapshot | None) -> list[str]:
     if snapshot is not None:
         tables = set(refs.all_locations(storage, snapshot))
     else:
-        found = (storage.folders(folder) for folder in layout.TABLE_FOLDERS)
-        tables = {*refs.all_locations(storage), *(path for paths in found for path in paths)}
+        listed = (storage.folders(folder) for folder in layout.TABLE_FOLDERS)
+        tables = {*refs.all_locations(storage), *(path for paths in listed for path in paths)}
     return [layout.MANIFEST, layout.GRAPH_COMMITS, *sorted(tables)]
 
 
@@ -291,7 +291,7 @@ def _lineage_at(storage: Storage, ref: Resolved) -> int | None:
     """
     if ref.version is None or not storage.has_dataset(layout.GRAPH_COMMITS, ref.branch):
         return None
-    kept = refs.kept_versions(storage, layout.GRAPH_COMMITS, ref.branch)
+    versions = refs.kept_versions(storage, layout.GRAPH_COMMITS, ref.branch)
 
     def is_above(number: int) -> bool:
         log = open_for_reading(
@@ -301,8 +301,8 @@ def _lineage_at(storage: Storage, ref: Resolved) -> int | None:
             newest = pc.max(log.to_table(columns=["manifest_version"])["manifest_version"]).as_py()
         return newest is not None and newest > ref.version
 
-    place = bisect.bisect_left(kept, True, key=is_above)
-    return kept[place - 1] if place else None
+    position = bisect.bisect_left(versions, True, key=is_above)
+    return versions[position - 1] if position else None
 
 
 def _clone_lineage(storage: Storage, name: str, from_ref: Resolved) -> None:
@@ -387,7 +387,7 @@ def _delete_unlisted(storage: Storage, name: str) -> str | None:
     """
     names = _names(storage)
     places = _all_places(storage, None)
-    if not any(forks.judged(storage, place, name, names).exists for place in places):
+    if not any(forks.judged(storage, location, name, names).exists for location in places):
         raise BranchNotFoundError(
             f"The graph has no branch {name[:80]!r}", expected=", ".join(names[:60])
         )

@@ -110,29 +110,31 @@ def feed(
         StorageError: the store failed.
     """
     known = commits.complete(storage, asked.branch, asked.last) if line is None else line
-    line = [one for one in known if one.manifest_version <= asked.last]
-    inside = [one for one in line if one.manifest_version >= asked.first]
+    line = [commit for commit in known if commit.manifest_version <= asked.last]
+    inside = [commit for commit in line if commit.manifest_version >= asked.first]
     before = line[-len(inside) - 1] if len(inside) < len(line) else None
     kept = {} if kept is None else kept
-    snapshots = [_snapshot(storage, asked.branch, one, kept) for one in (before, *inside)]
+    snapshots = [_snapshot(storage, asked.branch, commit, kept) for commit in (before, *inside)]
     kept.clear()
     if inside:
         kept[inside[-1].graph_commit_id] = snapshots[-1]
-    found = [
+    changes = [
         change
         for commit, (old, new) in zip(inside, pairwise(snapshots), strict=True)
         for change in _between(old, new, commit)
     ]
     newest = snapshots[::-1]
     tables: dict[str, TableEntry] = {}
-    for one in newest:
-        tables = {**one.tables, **tables}
+    for snapshot in newest:
+        tables = {**snapshot.tables, **tables}
     if table is not None:
-        key = next((one for one in newest if _has(one, table)), newest[0]).resolve(table)
-        found = [one for one in found if one.table_key == key]
+        key = next((snapshot for snapshot in newest if _has(snapshot, table)), newest[0]).resolve(
+            table
+        )
+        changes = [change for change in changes if change.table_key == key]
         tables = {key: tables[key]}
     plain = {key: replace(entry, metadata={}) for key, entry in sorted(tables.items())}
-    return Feed(tuple(found), plain)
+    return Feed(tuple(changes), plain)
 
 
 def _snapshot(

@@ -68,12 +68,12 @@ def ensure_new_table_fork(
     assert name is not None
     if not storage.has_dataset(location):
         _empty_main_line(storage, location, schema)
-    found = _refs(storage, location).get(name)
-    if found is None:
+    ref = _refs(storage, location).get(name)
+    if ref is None:
         version = int(storage.dataset(location).version)
         _ensure(storage, location, name, (layout.MAIN, version), grace_seconds)
-        found = _refs(storage, location)[name]
-    return int(found["parent_version"])
+        ref = _refs(storage, location)[name]
+    return int(ref["parent_version"])
 
 
 def fork_version(storage: Storage, location: str, branch: str) -> int | None:
@@ -93,8 +93,8 @@ def origin(storage: Storage, location: str, branch: str | None) -> tuple[str, in
         StorageError: the store failed.
     """
     name = layout.lance_branch(branch)
-    found = _refs(storage, location).get(name) if name is not None else None
-    return None if found is None else _origin(found)
+    ref = _refs(storage, location).get(name) if name is not None else None
+    return None if ref is None else _origin(ref)
 
 
 def _origin(ref: dict[str, Any]) -> tuple[str, int]:
@@ -167,13 +167,13 @@ def _ensure(
     end = time.monotonic() + grace_seconds
     for attempt in range(_ATTEMPTS):
         main = _main_line(storage, location)
-        found = _listed(main, location).get(name)
+        ref = _listed(main, location).get(name)
         fork = _folder(storage, location, name)
-        if found is not None and fork is not None:
-            _check_origin(location, name, at, found)
+        if ref is not None and fork is not None:
+            _check_origin(location, name, at, ref)
             _refuse_moved(storage, location, name, fork)
             return
-        if found is not None:
+        if ref is not None:
             _remove_bare_ref(storage, location, name)
         elif fork is None:
             _try_create(main, name, at)
@@ -204,8 +204,8 @@ def _try_create(main: LanceDataset, name: str, at: tuple[str, int]) -> None:
             raise
 
 
-def _check_origin(location: str, name: str, at: tuple[str, int], found: dict[str, Any]) -> None:
-    began = _origin(found)
+def _check_origin(location: str, name: str, at: tuple[str, int], ref: dict[str, Any]) -> None:
+    began = _origin(ref)
     if began != at:
         raise StorageError(
             f"The fork {name} of {location} is left over from another branch of that name",
@@ -306,11 +306,13 @@ def _files(
 ) -> dict[str, datetime]:
     folder = f"{location}/tree/{name}"
     others = {*keep, *listed} - {name}
-    kept = tuple(f"{location}/tree/{other}/" for other in others if other.startswith(f"{name}/"))
+    kept_folders = tuple(
+        f"{location}/tree/{other}/" for other in others if other.startswith(f"{name}/")
+    )
     return {
         info.path: info.last_modified
         for info in storage.list(folder)
-        if not info.path.startswith(kept)
+        if not info.path.startswith(kept_folders)
     }
 
 
@@ -356,7 +358,7 @@ def _refuse_needed(storage: Storage, location: str, name: str, listed: Mapping[s
         tags = storage.dataset(location).tags.list()
     needed = [
         *(f"branch {other}" for other, ref in listed.items() if ref["parent_branch"] == name),
-        *(f"tag {tag}" for tag, one in tags.items() if one.get("branch") == name),
+        *(f"tag {tag}" for tag, info in tags.items() if info.get("branch") == name),
     ]
     if needed:
         raise StorageError(

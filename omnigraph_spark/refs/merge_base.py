@@ -74,8 +74,10 @@ def merge_bases(storage: Storage, source: Commit, target: Commit) -> list[Commit
         )
     if len(newest) > 1:
         _log.warning("%s and %s were merged crosswise", source.branch, target.branch)
-    found = [known[name] for name in newest]
-    return sorted(found, key=lambda one: (one.created_at, one.graph_commit_id), reverse=True)
+    bases = [known[name] for name in newest]
+    return sorted(
+        bases, key=lambda commit: (commit.created_at, commit.graph_commit_id), reverse=True
+    )
 
 
 def joined(storage: Storage, head: Commit, base: Commit) -> Commit | None:
@@ -87,23 +89,23 @@ def joined(storage: Storage, head: Commit, base: Commit) -> Commit | None:
     known: dict[str, Commit] = {}
     _ancestors(storage, head, known)
     children: dict[str, list[str]] = {}
-    for one in known.values():
-        for parent in _parents(one):
-            children.setdefault(parent, []).append(one.graph_commit_id)
-    found, left = set[str](), [base.graph_commit_id]
+    for commit in known.values():
+        for parent in _parents(commit):
+            children.setdefault(parent, []).append(commit.graph_commit_id)
+    descendants, left = set[str](), [base.graph_commit_id]
     while left:
         name = left.pop()
-        if name not in found:
-            found.add(name)
+        if name not in descendants:
+            descendants.add(name)
             left += children.get(name, [])
     own = commits.read_commits(storage, head.branch, actors=False)
-    upto = [one for one in own if one.manifest_version <= head.manifest_version]
-    return next((one for one in upto if one.graph_commit_id in found), None)
+    upto = [commit for commit in own if commit.manifest_version <= head.manifest_version]
+    return next((commit for commit in upto if commit.graph_commit_id in descendants), None)
 
 
 def _parents(commit: Commit) -> list[str]:
     both = (commit.parent_commit_id, commit.merged_parent_commit_id)
-    return [one for one in both if one is not None]
+    return [parent for parent in both if parent is not None]
 
 
 def _ancestors(storage: Storage, start: Commit, known: dict[str, Commit]) -> set[str]:
@@ -111,21 +113,21 @@ def _ancestors(storage: Storage, start: Commit, known: dict[str, Commit]) -> set
 
     `known` gets the commits; one that was merged from a branch deleted since has its id only.
     """
-    for one in commits.read_commits(storage, start.branch, actors=False):
-        known.setdefault(one.graph_commit_id, one)
-    found: set[str] = set()
+    for commit in commits.read_commits(storage, start.branch, actors=False):
+        known.setdefault(commit.graph_commit_id, commit)
+    ancestors: set[str] = set()
     left = [start.graph_commit_id]
     while left:
         name = left.pop()
-        if name in found:
+        if name in ancestors:
             continue
-        found.add(name)
+        ancestors.add(name)
         if name not in known:
             other = commits.find_commit(storage, name)
             if other is None:
                 continue
-            for one in commits.read_commits(storage, other.branch, actors=False):
-                known.setdefault(one.graph_commit_id, one)
+            for commit in commits.read_commits(storage, other.branch, actors=False):
+                known.setdefault(commit.graph_commit_id, commit)
             known.setdefault(name, other)  # a row that the lineage leaves out
         left += _parents(known[name])
-    return found
+    return ancestors

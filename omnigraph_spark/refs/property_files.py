@@ -63,17 +63,17 @@ def forget(storage: Storage, table_key: str, names: frozenset[str]) -> Forgotten
         StorageError: the store failed.
     """
     schema = engine_schema.read(storage)
-    there = None if schema is None else schema.of_table(table_key)
-    if there is None or not names & {one.name for one in there.properties}:
+    declared = None if schema is None else schema.of_table(table_key)
+    if declared is None or not names & {p.name for p in declared.properties}:
         return Forgotten()
     engine_schema.change(
         storage,
         lambda text: None if text is None else edits.drop_properties(text, table_key, names),
     )
     return Forgotten(
-        tuple(one for one in there.properties if one.name in names),
-        tuple(rule for rule in there.rules if names & set(rule.columns)),
-        tuple(one.name for one in there.properties),
+        tuple(p for p in declared.properties if p.name in names),
+        tuple(rule for rule in declared.rules if names & set(rule.columns)),
+        tuple(p.name for p in declared.properties),
     )
 
 
@@ -96,7 +96,7 @@ def name_added(
     of_rules, order = rules or {}, orders or {}
     schema = engine_schema.read(storage) or EngineSchema()
     properties = {
-        key: tuple(one for one in new if not _is_named(schema, key, one))
+        key: tuple(p for p in new if not _is_named(schema, key, p))
         for key, new in properties.items()
     }
     everywhere = {key: _everywhere(storage, key, new) for key, new in properties.items() if new}
@@ -115,9 +115,9 @@ def name_added(
     engine_schema.change(storage, changed)
 
 
-def _is_named(schema: EngineSchema, table_key: str, one: Property) -> bool:
-    there = schema.of_table(table_key)
-    return there is not None and any(p.name == one.name for p in there.properties)
+def _is_named(schema: EngineSchema, table_key: str, prop: Property) -> bool:
+    declared = schema.of_table(table_key)
+    return declared is not None and any(p.name == prop.name for p in declared.properties)
 
 
 @contextlib.contextmanager
@@ -155,23 +155,23 @@ def without_columns(
         CorruptManifestError, StorageError: the files can't be read.
     """
     known = engine_schema.read(storage) or EngineSchema()
-    found = {}
+    missing = {}
     for key, schema in schemas.items():
-        there = known.of_table(key)
-        properties = there.properties if there is not None else ()
-        names = frozenset(one.name for one in properties if not _has(schema, one))
+        declared = known.of_table(key)
+        properties = declared.properties if declared is not None else ()
+        names = frozenset(p.name for p in properties if not _has(schema, p))
         if names:
-            found[key] = names
-    return found
+            missing[key] = names
+    return missing
 
 
 def _whole(key: str, schema: pa.Schema, types: EngineSchema) -> Forgotten:
     """Return a table's columns as properties, with the rules of its type."""
-    told, known = _told(key, schema), types.of_table(key)
+    properties, known = _told(key, schema), types.of_table(key)
     if known is None:
-        return Forgotten(told)
-    named = {one.name: one for one in fitted(known, schema).properties}
-    return Forgotten(tuple(named.get(one.name, one) for one in told), known.rules)
+        return Forgotten(properties)
+    named = {p.name: p for p in fitted(known, schema).properties}
+    return Forgotten(tuple(named.get(p.name, p) for p in properties), known.rules)
 
 
 def forgotten(storage: Storage, snapshot: Snapshot) -> dict[str, Forgotten]:
@@ -184,16 +184,16 @@ def forgotten(storage: Storage, snapshot: Snapshot) -> dict[str, Forgotten]:
     """
     files = engine_schema.read(storage) or EngineSchema()
     whole, _ = known_types.filled(storage, files, snapshot)
-    found = {}
+    unnamed = {}
     for key in snapshot.tables:
-        there, one = files.of_table(key), whole.of_table(key)
-        if there is None or one is None or one is there:
+        declared, full = files.of_table(key), whole.of_table(key)
+        if declared is None or full is None or full is declared:
             continue
-        known = {p.name for p in there.properties}
-        new = _everywhere(storage, key, tuple(p for p in one.properties if p.name not in known))
+        known = {p.name for p in declared.properties}
+        new = _everywhere(storage, key, tuple(p for p in full.properties if p.name not in known))
         if new:
-            found[key] = Forgotten(new, one.rules)
-    return found
+            unnamed[key] = Forgotten(new, full.rules)
+    return unnamed
 
 
 def _told(table_key: str, schema: pa.Schema) -> tuple[Property, ...]:
@@ -209,15 +209,15 @@ def _told(table_key: str, schema: pa.Schema) -> tuple[Property, ...]:
 
 def quietly_name(storage: Storage, what: Mapping[str, Forgotten]) -> None:
     """Name properties (again); what can't be, the engine doesn't see, and it is logged."""
-    properties = {key: one.properties for key, one in what.items() if one.properties}
+    properties = {key: lost.properties for key, lost in what.items() if lost.properties}
     if not properties:
         return
     try:
         name_added(
             storage,
             properties,
-            {key: one.rules for key, one in what.items()},
-            {key: one.order for key, one in what.items()},
+            {key: lost.rules for key, lost in what.items()},
+            {key: lost.order for key, lost in what.items()},
         )
     except OmnigraphError as error:
         _log.warning("The schema files don't name all columns of %s: %s", ", ".join(what), error)
@@ -239,25 +239,25 @@ def put_back(storage: Storage) -> None:
     files = engine_schema.read(storage) or EngineSchema()
     lost: dict[str, NodeType | EdgeType] = {}
     for snapshot in snapshots:
-        for one in known_types.filled(storage, files, snapshot)[1].types():
-            lost.setdefault(one.table_key, one)
+        for engine_type in known_types.filled(storage, files, snapshot)[1].types():
+            lost.setdefault(engine_type.table_key, engine_type)
     types = [
-        reshaped(one, {p.name: None for p in _not_everywhere(storage, one)})
-        for one in lost.values()
+        reshaped(engine_type, {p.name: None for p in _not_everywhere(storage, engine_type)})
+        for engine_type in lost.values()
     ]
     engine_schema.repair(storage, EngineSchema.of(types))
     for snapshot in snapshots:
-        found = forgotten(storage, snapshot)
+        unnamed = forgotten(storage, snapshot)
         name_added(
             storage,
-            {key: one.properties for key, one in found.items()},
-            {key: one.rules for key, one in found.items()},
+            {key: missing.properties for key, missing in unnamed.items()},
+            {key: missing.rules for key, missing in unnamed.items()},
         )
 
 
-def _not_everywhere(storage: Storage, one: NodeType | EdgeType) -> list[Property]:
-    everywhere = _everywhere(storage, one.table_key, one.properties)
-    return [p for p in one.properties if p not in everywhere]
+def _not_everywhere(storage: Storage, engine_type: NodeType | EdgeType) -> list[Property]:
+    everywhere = _everywhere(storage, engine_type.table_key, engine_type.properties)
+    return [p for p in engine_type.properties if p not in everywhere]
 
 
 def _everywhere(
@@ -265,12 +265,12 @@ def _everywhere(
 ) -> tuple[Property, ...]:
     left = list(properties)
     for branch, schema in table_schemas(storage, key):
-        for one in [p for p in left if not _has(schema, p)]:
-            left.remove(one)
+        for prop in [p for p in left if not _has(schema, p)]:
+            left.remove(prop)
             _log.warning(
                 "%s.%s is a column that the engine doesn't see: the table of branch %s lacks it",
                 key,
-                one.name,
+                prop.name,
                 branch,
             )
     return tuple(left)
@@ -281,12 +281,12 @@ def table_schemas(storage: Storage, key: str) -> Iterator[tuple[str, pa.Schema]]
     for branch, head in refs.readable(storage):
         entry = head.tables.get(key)
         if entry is not None:
-            place = (entry.location, entry.table_branch, entry.table_version)
-            yield branch.name, open_for_reading(storage, *place).schema
+            coordinates = (entry.location, entry.table_branch, entry.table_version)
+            yield branch.name, open_for_reading(storage, *coordinates).schema
 
 
-def _has(schema: pa.Schema, one: Property) -> bool:
-    if one.name not in schema.names:
+def _has(schema: pa.Schema, prop: Property) -> bool:
+    if prop.name not in schema.names:
         return False
-    there, wanted = schema.field(one.name), one.arrow_field()
-    return str(there.type) == str(wanted.type) and bool(there.nullable == wanted.nullable)
+    stored, declared = schema.field(prop.name), prop.arrow_field()
+    return str(stored.type) == str(declared.type) and bool(stored.nullable == declared.nullable)

@@ -75,7 +75,7 @@ def list_branches(storage: Storage) -> list[Branch]:
         StorageError: the store failed.
     """
     with translated("Listing the branches of __manifest"):
-        found = snapshot.open_main(storage).branches.list()
+        listed = snapshot.open_main(storage).branches.list()
     branches = [
         Branch(
             name=name,
@@ -83,7 +83,7 @@ def list_branches(storage: Storage) -> list[Branch]:
             parent_version=ref.get("parent_version"),
             created_at=_from_seconds(ref.get("create_at")),
         )
-        for name, ref in sorted(found.items())
+        for name, ref in sorted(listed.items())
         if name != layout.SCHEMA_LOCK
     ]
     return [Branch(layout.MAIN, None, None, None), *branches]
@@ -101,12 +101,12 @@ def list_tags(storage: Storage) -> list[Tag]:
 
 def _tags(main: LanceDataset) -> list[Tag]:
     with translated("Listing the tags of __manifest"):
-        found = main.tags.list()
+        listed = main.tags.list()
     return [
         Tag(
             name, tag.get("branch") or layout.MAIN, int(tag["version"]), _utc(tag.get("created_at"))
         )
-        for name, tag in sorted(found.items())
+        for name, tag in sorted(listed.items())
     ]
 
 
@@ -145,10 +145,10 @@ def all_locations(storage: Storage, *snapshots: snapshot.Snapshot) -> list[str]:
         GraphNotFoundError: no graph is there.
         StorageError: the store failed.
     """
-    found = {place for one in snapshots for place in one.locations.values()}
-    for _, one in readable(storage):
-        found |= set(one.locations.values())
-    return sorted(found)
+    locations = {location for given in snapshots for location in given.locations.values()}
+    for _, head in readable(storage):
+        locations |= set(head.locations.values())
+    return sorted(locations)
 
 
 def readable(storage: Storage) -> Iterator[tuple[Branch, snapshot.Snapshot]]:
@@ -185,11 +185,11 @@ def check_pinned(storage: Storage, pinned: snapshot.Snapshot) -> None:
         StorageError: the store failed.
     """
     branch, number = pinned.branch, pinned.graph_version
-    what = f"version {number} of branch {branch}"
+    label = f"version {number} of branch {branch}"
     for record in crash_records.others(storage, ""):
         if record.removes(branch, number):
             raise VersionNotFoundError(
-                f"A cleanup is removing {what}",
+                f"A cleanup is removing {label}",
                 expected="a version that is kept",
                 hint="Take a newer version, or the head",
             )
@@ -198,7 +198,7 @@ def check_pinned(storage: Storage, pinned: snapshot.Snapshot) -> None:
     for location, line, version in places:
         if not has_version(storage, location, line, version):
             raise VersionNotFoundError(
-                f"A cleanup has removed {what}",
+                f"A cleanup has removed {label}",
                 expected=f"version {version} of {location}",
                 hint="Take a newer version, or the head",
             )
@@ -268,8 +268,8 @@ def named(storage: Storage, ref: int | str | datetime) -> Resolved:
         return _resolve_version(storage, branch, True, version)
     if _NUMBER.match(text):
         return _resolve_version(storage, layout.MAIN, False, text)
-    found = _named(storage, text)
-    return _existing(storage, found, found.branch)
+    resolved = _named(storage, text)
+    return _existing(storage, resolved, resolved.branch)
 
 
 def _resolve_version(storage: Storage, branch: str, branch_given: bool, text: str) -> Resolved:
@@ -310,7 +310,7 @@ def _on_lineage(storage: Storage, branch: str, version: int) -> Resolved:
     """Return the branch that holds a version of `branch`'s lineage: below the fork its parent."""
     if branch == layout.MAIN:  # has no parent
         return Resolved(branch, version)
-    branches = {one.name: one for one in list_branches(storage)}
+    branches = {listed.name: listed for listed in list_branches(storage)}
     if branch not in branches:
         raise BranchNotFoundError(
             f"The graph has no branch {branch[:80]!r}",
@@ -334,22 +334,22 @@ def on_lineage(storage: Storage, branch: str, version: str) -> Resolved:
     """
     if times.is_like_time(version):
         return _resolve_time(storage, branch, version, "The version")
-    found = resolve(storage, branch, version_as_of=version)
-    assert found.version is not None
+    ref = resolve(storage, branch, version_as_of=version)
+    assert ref.version is not None
     try:
-        inherited = resolve(storage, branch, version_as_of=str(found.version))
+        inherited = resolve(storage, branch, version_as_of=str(ref.version))
     except VersionNotFoundError:
         inherited = None
-    if found != inherited:
+    if ref != inherited:
         raise OptionError(
-            f"{version[:60]!r} is version {found.version} of {found.branch}, which branch {branch} "
+            f"{version[:60]!r} is version {ref.version} of {ref.branch}, which branch {branch} "
             "never had",
             expected=f"a version of {branch}, or of a parent before the branch began",
         )
-    return found
+    return ref
 
 
-def _existing(storage: Storage, ref: Resolved, asked: str) -> Resolved:
+def _existing(storage: Storage, ref: Resolved, requested: str) -> Resolved:
     """Return `ref` if that version is there.
 
     Raises:
@@ -361,10 +361,10 @@ def _existing(storage: Storage, ref: Resolved, asked: str) -> Resolved:
         # Lance's words for a missing version 0 are those of a race between two creators.
         if not isinstance(error, DatasetNotFoundError) and ref.version != 0:
             raise
-        there = kept_versions(storage, layout.MANIFEST, ref.branch)
+        versions = kept_versions(storage, layout.MANIFEST, ref.branch)
         raise VersionNotFoundError(
-            f"Branch {asked} has no graph version {ref.version}",
-            expected=f"one of {_ranges(there)} on branch {ref.branch}" if there else None,
+            f"Branch {requested} has no graph version {ref.version}",
+            expected=f"one of {_ranges(versions)} on branch {ref.branch}" if versions else None,
             hint="The metadata frame `history` lists versions and commits",
         ) from error
     return ref
@@ -375,10 +375,10 @@ def _resolve_time(storage: Storage, branch: str, text: str, option: str) -> Reso
 
     head = snapshot.head_version(storage, branch)
     line = commits.complete(storage, branch, head, actors=False)
-    found = times.last_at(line, branch, text, option)
-    if found is line[-1]:  # by its number: a publish meanwhile is after the time
+    commit = times.last_at(line, branch, text, option)
+    if commit is line[-1]:  # by its number: a publish meanwhile is after the time
         return Resolved(branch, head)
-    return _existing(storage, _on_lineage(storage, branch, found.manifest_version), branch)
+    return _existing(storage, _on_lineage(storage, branch, commit.manifest_version), branch)
 
 
 def kept_versions(storage: Storage, location: str, branch: str | None) -> list[int]:
@@ -448,18 +448,18 @@ def settled(act: str, kind: str, *, made: bool) -> Callable[[_F], _F]:
 
 def _is_listed(storage: Storage, act: str, kind: str, name: str, error: StorageError) -> bool:
     try:
-        found = list_branches(storage) if kind == "branch" else list_tags(storage)
+        listed = list_branches(storage) if kind == "branch" else list_tags(storage)
     except OmnigraphError as second:
         raise _unsure(act, kind, name, "the store doesn't answer", error) from second
-    return any(one.name == name for one in found)
+    return any(ref.name == name for ref in listed)
 
 
 def _unsure(
-    act: str, kind: str, name: str, what: str, error: StorageError
+    act: str, kind: str, name: str, reason: str, error: StorageError
 ) -> PublishOutcomeUnknown:
     return PublishOutcomeUnknown(
         "",
-        what,
+        reason,
         cause=type(error).__name__,
         of=f"{act} {kind} {name}",
         hint=f"Look whether the {kind} is listed; if it is, it may be deleted, and made again",

@@ -29,8 +29,8 @@ def refuse_other(storage: Storage, now: Snapshot, old: Snapshot) -> None:
         differing = sorted(dict(set(now.identities.items()) ^ set(old.identities.items())))
         raise _refused(old, f"other tables ({', '.join(differing)[:200]})")
     for key, entry in old.tables.items():
-        there = now.tables[key]
-        if _place(there) != _place(entry) and _columns(storage, there) != _columns(storage, entry):
+        head = now.tables[key]
+        if _place(head) != _place(entry) and _columns(storage, head) != _columns(storage, entry):
             raise _refused(old, f"other columns in {key}")
 
 
@@ -43,9 +43,9 @@ def _columns(storage: Storage, entry: TableEntry) -> list[tuple[str, str, bool]]
     return [(field.name, str(field.type), field.nullable) for field in schema]
 
 
-def _refused(old: Snapshot, what: str) -> UnsupportedError:
+def _refused(old: Snapshot, others: str) -> UnsupportedError:
     return UnsupportedError(
-        f"Version {old.graph_version} of branch {old.branch} has {what}: with them as a head the"
+        f"Version {old.graph_version} of branch {old.branch} has {others}: with them as a head the"
         " engine would refuse the whole graph",
         expected="a version since the last change of the schema",
         hint="It can be read. Write the rows that are wanted of it to the tables of today",

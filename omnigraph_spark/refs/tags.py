@@ -75,9 +75,9 @@ def create_tag(storage: Storage, name: str, ref: Resolved) -> Tag:
     except StorageError as error:
         if outcome_of(error.__cause__ or error) is not Outcome.CONFLICT:
             raise
-        there = {tag.name: tag for tag in refs.list_tags(storage)}.get(name)
-        if there is None or (there.branch, there.version) != (snapshot.branch, at[1]):
-            _untag(storage, name, keep=there)
+        existing = {tag.name: tag for tag in refs.list_tags(storage)}.get(name)
+        if existing is None or (existing.branch, existing.version) != (snapshot.branch, at[1]):
+            _untag(storage, name, keep=existing)
         raise _taken(name) from error
     _faults.point("tag.made")
     _check_made(storage, name, snapshot, origin)
@@ -99,8 +99,8 @@ def _check_made(storage: Storage, name: str, pinned: Snapshot, origin: str | Non
             )
         refs.check_pinned(storage, pinned)
     except (BranchNotFoundError, VersionNotFoundError):
-        found = {tag.name: tag for tag in refs.list_tags(storage)}.get(name)
-        if found and (found.branch, found.version) == (pinned.branch, pinned.graph_version):
+        made = {tag.name: tag for tag in refs.list_tags(storage)}.get(name)
+        if made and (made.branch, made.version) == (pinned.branch, pinned.graph_version):
             delete_tag(storage, name)
         raise
 
@@ -133,9 +133,9 @@ def remove_leftovers(storage: Storage) -> None:
     Raises:
         StorageError: the store failed.
     """
-    for location, found in leftovers(storage):
-        _log.warning("removing the tag %s of %s, which no graph tag needs", found, location)
-        _delete_table_tag(storage, location, found)
+    for location, table_tag in leftovers(storage):
+        _log.warning("removing the tag %s of %s, which no graph tag needs", table_tag, location)
+        _delete_table_tag(storage, location, table_tag)
 
 
 def leftovers(storage: Storage) -> list[tuple[str, str]]:
@@ -255,13 +255,13 @@ def _tag_table(storage: Storage, entry: TableEntry, tag: str) -> None:
 
 def _untag(storage: Storage, name: str, keep: Tag | None = None) -> bool:
     """Remove the tables' tags of a graph tag, except those of `keep`; say if there were any."""
-    kept = _table_tag(name, keep.branch, keep.version) if keep else None
+    kept_tag = _table_tag(name, keep.branch, keep.version) if keep else None
     removed = False
     for location in refs.all_locations(storage):
-        for found in _table_tags(storage, location):
-            match = _OURS.match(found)
-            if match is not None and match["tag"] == name and found != kept:
-                _delete_table_tag(storage, location, found)
+        for table_tag in _table_tags(storage, location):
+            match = _OURS.match(table_tag)
+            if match is not None and match["tag"] == name and table_tag != kept_tag:
+                _delete_table_tag(storage, location, table_tag)
                 removed = True
     return removed
 

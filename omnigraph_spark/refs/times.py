@@ -33,13 +33,13 @@ def last_at(line: Sequence[Commit], branch: str, text: str, option: str) -> Comm
         VersionNotFoundError: the time is before the first commit, which is named.
     """
     moment = parse_timestamp(text, option)
-    found = [commit for commit in line if commit.created_at <= moment]
-    if not found:
+    earlier = [commit for commit in line if commit.created_at <= moment]
+    if not earlier:
         raise VersionNotFoundError(
             f"Branch {branch} has no commit at or before {text[:60]!r}",
             expected=_told(line[0], "later") if line else "a commit; the graph has no history",
         )
-    return found[-1]
+    return earlier[-1]
 
 
 def first_since(line: Sequence[Commit], branch: str, text: str, option: str) -> Commit:
@@ -50,13 +50,13 @@ def first_since(line: Sequence[Commit], branch: str, text: str, option: str) -> 
         VersionNotFoundError: the time is after the last commit, which is named.
     """
     moment = parse_timestamp(text, option)
-    found = next((commit for commit in line if commit.created_at >= moment), None)
-    if found is None:
+    first = next((commit for commit in line if commit.created_at >= moment), None)
+    if first is None:
         raise VersionNotFoundError(
             f"Branch {branch} has no commit at or after {text[:60]!r}",
             expected=_told(line[-1], "before") if line else "a commit; the graph has no history",
         )
-    return found
+    return first
 
 
 def _told(commit: Commit, side: str) -> str:

@@ -43,23 +43,23 @@ def add_properties(
     A rule is left out if it names a property that the type doesn't have then, a type if the text
     doesn't have it: its table is unknown to the engine as a whole.
     """
-    there = parse_pg(text).of_table(table_key)
-    if there is None:
+    declared = parse_pg(text).of_table(table_key)
+    if declared is None:
         return text
-    known = {one.name for one in there.properties}
-    new = [one for one in properties if one.name not in known]
-    known |= {one.name for one in new}
-    more = [r for r in rules if r not in there.rules and known >= set(r.columns)]
+    known = {p.name for p in declared.properties}
+    new = [p for p in properties if p.name not in known]
+    known |= {p.name for p in new}
+    more = [r for r in rules if r not in declared.rules and known >= set(r.columns)]
     if not (new or more):
         return text
-    for one in reversed(new):
-        text, is_placed = _before(text, table_key, one, order)
-        new = [other for other in new if other is not one] if is_placed else new
+    for prop in reversed(new):
+        text, is_placed = _before(text, table_key, prop, order)
+        new = [other for other in new if other is not prop] if is_placed else new
     if not (new or more):
         return text
     place = _place(text, table_key)
     rendered = [*map(render_property, new), *map(render_rule, more)]
-    lines = "".join(f"    {one}\n" for one in rendered)
+    lines = "".join(f"    {declaration}\n" for declaration in rendered)
     if place.close is None:
         return f"{text[: place.end]} {{\n{lines}}}{text[place.end :]}"
     line = text.rfind("\n", 0, place.close) + 1
@@ -68,9 +68,9 @@ def add_properties(
     return f"{text[: place.close].rstrip()}\n{lines}{text[place.close :]}"
 
 
-def _before(text: str, table_key: str, one: Property, order: tuple[str, ...]) -> tuple[str, bool]:
+def _before(text: str, table_key: str, prop: Property, order: tuple[str, ...]) -> tuple[str, bool]:
     """Return `text` with a property before those that `order` has after it, if any is there."""
-    following = order[order.index(one.name) + 1 :] if one.name in order else ()
+    following = order[order.index(prop.name) + 1 :] if prop.name in order else ()
     place = _place(text, table_key)
     behind = next((name for name in following if name in place.properties), None)
     if behind is None:
@@ -78,7 +78,7 @@ def _before(text: str, table_key: str, one: Property, order: tuple[str, ...]) ->
     begin, _ = place.properties[behind]
     space = text[text.rfind("\n", 0, begin) + 1 : begin]
     space = "    " if space.strip() else space
-    return f"{text[:begin]}{render_property(one)}\n{space}{text[begin:]}", True
+    return f"{text[:begin]}{render_property(prop)}\n{space}{text[begin:]}", True
 
 
 def drop_properties(text: str, table_key: str, names: frozenset[str]) -> str:
@@ -87,21 +87,21 @@ def drop_properties(text: str, table_key: str, names: frozenset[str]) -> str:
     Raises:
         UnsupportedError: a property comes from an interface that the type implements.
     """
-    there = parse_pg(text).of_table(table_key)
-    if there is None:
+    declared = parse_pg(text).of_table(table_key)
+    if declared is None:
         return text
-    gone = names & {one.name for one in there.properties}
+    gone = names & {p.name for p in declared.properties}
     if not gone:
         return text
     place = _place(text, table_key)
-    _refuse_inherited(there, place, gone)
+    _refuse_inherited(declared, place, gone)
     spans = [place.properties[name] for name in gone]
     spans += [span for rule, span in place.rules if gone & set(rule.columns)]
     for span in sorted(spans, reverse=True):
         text = _without(text, span)
     left = parse_pg(text).of_table(table_key)
-    if left is not None and gone & {one.name for one in left.properties}:
-        _refuse_inherited(there, _Place(), gone)
+    if left is not None and gone & {p.name for p in left.properties}:
+        _refuse_inherited(declared, _Place(), gone)
     return text
 
 
@@ -121,12 +121,12 @@ def _place(text: str, table_key: str) -> _Place:
     return parser.places[table_key]
 
 
-def _refuse_inherited(there: NodeType | EdgeType, place: _Place, names: frozenset[str]) -> None:
+def _refuse_inherited(declared: NodeType | EdgeType, place: _Place, names: frozenset[str]) -> None:
     for name in sorted(names):
         if name not in place.properties:
             raise UnsupportedError(
-                f"Property {name} of {there.table_key} comes from an interface",
-                expected=f"a property that {there.name} declares itself",
+                f"Property {name} of {declared.table_key} comes from an interface",
+                expected=f"a property that {declared.name} declares itself",
                 hint=f"Change the interface in {layout.SCHEMA_PG} with the engine",
             )
 
@@ -162,15 +162,15 @@ class _Locating(Parser):
 
     def _node(self) -> NodeType:
         self._now = _Place(self._begin)
-        found = super()._node()
-        self._placed(found.table_key)
-        return found
+        node = super()._node()
+        self._placed(node.table_key)
+        return node
 
     def _edge(self) -> EdgeType:
         self._now = _Place(self._begin)
-        found = super()._edge()
-        self._placed(found.table_key)
-        return found
+        edge = super()._edge()
+        self._placed(edge.table_key)
+        return edge
 
     def _placed(self, table_key: str) -> None:
         self._now.end = self._end
@@ -180,12 +180,12 @@ class _Locating(Parser):
 
     def _property(self) -> Property:
         begin = self._at
-        found = super()._property()
-        self._now.properties[found.name] = (begin, self._end)
-        return found
+        prop = super()._property()
+        self._now.properties[prop.name] = (begin, self._end)
+        return prop
 
     def _rule(self) -> Constraint:
         begin = self._at
-        found = super()._rule()
-        self._now.rules.append((found, (begin, self._end)))
-        return found
+        rule = super()._rule()
+        self._now.rules.append((rule, (begin, self._end)))
+        return rule

@@ -60,15 +60,15 @@ def read(storage: Storage) -> EngineSchema | None:
     """
     text = _text(storage, layout.SCHEMA_PG)
     try:
-        found = None if text is None else parse_pg(text)
+        schema = None if text is None else parse_pg(text)
     except CorruptManifestError:
-        told = read_ir(storage)
-        if told is None:
+        ir_schema = read_ir(storage)
+        if ir_schema is None:
             raise
-        return told
-    if found is None or not found.types():
-        return read_ir(storage) or found
-    return found
+        return ir_schema
+    if schema is None or not schema.types():
+        return read_ir(storage) or schema
+    return schema
 
 
 def read_for_writing(storage: Storage, has_tables: bool, is_described: bool) -> Found:
@@ -83,10 +83,10 @@ def read_for_writing(storage: Storage, has_tables: bool, is_described: bool) -> 
         StorageError: the store failed.
     """
     text = _text(storage, layout.SCHEMA_PG)
-    what = _damage(storage, text, has_tables, is_described)
-    if what is not None:
+    problem = _damage(storage, text, has_tables, is_described)
+    if problem is not None:
         raise CorruptManifestError(
-            f"{layout.SCHEMA_PG} {what}: the rules of the graph can't be distinguished from it",
+            f"{layout.SCHEMA_PG} {problem}: the rules of the graph can't be distinguished from it",
             expected="the types of the graph's tables",
             hint=f"Nothing was written. `repair` makes the file again, from {layout.SCHEMA_IR} and"
             " what __manifest knows; or bring it back from a copy of the graph",
@@ -96,10 +96,10 @@ def read_for_writing(storage: Storage, has_tables: bool, is_described: bool) -> 
     try:
         return Found(parse_pg(text), text)
     except CorruptManifestError:
-        told = read_ir(storage)
-        if told is None:
+        ir_schema = read_ir(storage)
+        if ir_schema is None:
             raise
-        return Found(told, text)
+        return Found(ir_schema, text)
 
 
 def read_ir(storage: Storage) -> EngineSchema | None:
@@ -167,8 +167,8 @@ def _lost_a_body(storage: Storage, schema: EngineSchema) -> bool:
     last = list(schema.edges.values())[-1]
     if not {last.source, last.target} <= schema.nodes.keys():
         return True
-    told = read_ir(storage)
-    whole = None if told is None else told.edges.get(last.name)
+    ir_schema = read_ir(storage)
+    whole = None if ir_schema is None else ir_schema.edges.get(last.name)
     if whole is None:
         return False
     lost_card = last.cardinality == (0, None) != whole.cardinality
@@ -220,11 +220,11 @@ def change(storage: Storage, changed: Callable[[str | None], str | None]) -> Non
         if attempt > 0:
             backoff.poll(_MAX_PAUSE_SECONDS)
         text = _source(storage)
-        wanted = changed(text)
-        if wanted is None:
+        new_text = changed(text)
+        if new_text is None:
             return
-        if wanted != text or not _agree(storage, text):
-            _put_all(storage, wanted, changed=wanted != text)
+        if new_text != text or not _agree(storage, text):
+            _put_all(storage, new_text, changed=new_text != text)
             text = _source(storage)
         if text is not None and changed(text) == text and _agree(storage, text):
             return
@@ -251,21 +251,23 @@ def repair(storage: Storage, known: EngineSchema | None = None) -> bool:
     """
     known = known or EngineSchema()
     text = _text(storage, layout.SCHEMA_PG)
-    what = _damage(storage, text, bool(known.types()), bool(known.types()))
-    if what is not None:
+    problem = _damage(storage, text, bool(known.types()), bool(known.types()))
+    if problem is not None:
         ir_text = _text(storage, layout.SCHEMA_IR)
         whole = _parsed_ir(ir_text).with_types(known)
         if not whole.types():
             raise CorruptManifestError(
-                f"{layout.SCHEMA_PG} {what}, and neither {layout.SCHEMA_IR} nor __manifest tells"
+                f"{layout.SCHEMA_PG} {problem}, and neither {layout.SCHEMA_IR} nor __manifest tells"
                 " what was in it",
                 hint="Bring it back from a copy of the graph",
             )
         _put_all(storage, render_schema(whole), changed=True)
         return True
-    lost = EngineSchema.of(one for one in known.types() if not _has_type(text, one))
+    lost = EngineSchema.of(
+        engine_type for engine_type in known.types() if not _has_type(text, engine_type)
+    )
     if lost.types():
-        change(storage, lambda there: merged(there, lost))
+        change(storage, lambda current: merged(current, lost))
         return True
     if text is None or _agree(storage, text):
         return False
@@ -280,8 +282,8 @@ def _parsed_ir(text: str | None) -> EngineSchema:
         return EngineSchema()
 
 
-def _has_type(text: str | None, one: NodeType | EdgeType) -> bool:
-    return text is not None and parse_pg(text).of_table(one.table_key) is not None
+def _has_type(text: str | None, engine_type: NodeType | EdgeType) -> bool:
+    return text is not None and parse_pg(text).of_table(engine_type.table_key) is not None
 
 
 def agree(storage: Storage) -> bool:
@@ -317,16 +319,18 @@ def types_to_add(there: EngineSchema, new: EngineSchema) -> list[NodeType | Edge
         SchemaMismatchError, OptionError: as `add_types`.
     """
     added: list[NodeType | EdgeType] = []
-    for one in new.types():
-        old = there.of_table(one.table_key)
+    for new_type in new.types():
+        old = there.of_table(new_type.table_key)
         if old is None:
-            check_type_name(one.name)
-            added.append(replace(one, implements=()) if isinstance(one, NodeType) else one)
-        elif not same_definition(old, one):
+            check_type_name(new_type.name)
+            added.append(
+                replace(new_type, implements=()) if isinstance(new_type, NodeType) else new_type
+            )
+        elif not same_definition(old, new_type):
             raise SchemaMismatchError(
-                f"{one.table_key} is in {layout.SCHEMA_PG} with another definition",
+                f"{new_type.table_key} is in {layout.SCHEMA_PG} with another definition",
                 expected=describe(old),
-                found=describe(one),
+                found=describe(new_type),
                 hint=(
                     "Write the columns that the type has, or use another type name; if no branch"
                     f" has a table of it (a write died), take it out of {layout.SCHEMA_PG}"
@@ -379,22 +383,22 @@ def merged(text: str | None, new: EngineSchema) -> str:
     return f"{text}{'' if text.endswith(chr(10)) else chr(10)}\n{rendered}"
 
 
-def _check_edges(there: EngineSchema, added: list[NodeType | EdgeType]) -> None:
-    nodes = {*there.nodes, *(one.name for one in added if isinstance(one, NodeType))}
-    spelled = {name.lower(): name for name in there.edges}
-    for one in added:
-        if not isinstance(one, EdgeType):
+def _check_edges(existing: EngineSchema, added: list[NodeType | EdgeType]) -> None:
+    nodes = {*existing.nodes, *(node.name for node in added if isinstance(node, NodeType))}
+    spelled = {name.lower(): name for name in existing.edges}
+    for edge in added:
+        if not isinstance(edge, EdgeType):
             continue
-        for end in (one.source, one.target):
+        for end in (edge.source, edge.target):
             if end not in nodes:
                 raise SchemaMismatchError(
-                    f"The end {end} of {one.table_key} is not a node type of the graph",
+                    f"The end {end} of {edge.table_key} is not a node type of the graph",
                     expected=", ".join(sorted(nodes)) or "a node type, made before or with it",
                 )
-        other = spelled.setdefault(one.name.lower(), one.name)
-        if other != one.name:
+        other = spelled.setdefault(edge.name.lower(), edge.name)
+        if other != edge.name:
             raise SchemaMismatchError(
-                f"{one.table_key} differs from edge:{other} in upper and lower case only",
+                f"{edge.table_key} differs from edge:{other} in upper and lower case only",
                 expected="another name",
             )
 
@@ -402,10 +406,10 @@ def _check_edges(there: EngineSchema, added: list[NodeType | EdgeType]) -> None:
 def _source(storage: Storage) -> str | None:
     """Return the text of `_schema.pg`, None in a graph that has no schema files yet."""
     text = _text(storage, layout.SCHEMA_PG)
-    what = _damage(storage, text, False, False)
-    if what is not None:
+    problem = _damage(storage, text, False, False)
+    if problem is not None:
         raise CorruptManifestError(
-            f"{layout.SCHEMA_PG} {what}, and {layout.SCHEMA_IR} is there",
+            f"{layout.SCHEMA_PG} {problem}, and {layout.SCHEMA_IR} is there",
             hint="Nothing was changed. `repair` makes the file again, or bring it back from a copy",
         )
     return text if text is not None else _text(storage, layout.SCHEMA_PG)

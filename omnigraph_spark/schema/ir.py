@@ -44,14 +44,16 @@ def ir_json(schema: EngineSchema, existing: str | None = None) -> str:
         UnsupportedError: `existing` is of a newer engine.
     """
     fresh = _ir(schema)
-    kept = _kept(existing)
+    old = _kept(existing)
     for section in _SECTIONS:
-        there = {one["name"]: one for one in kept.get(section, ()) if isinstance(one, dict)}
+        entries = {
+            entry["name"]: entry for entry in old.get(section, ()) if isinstance(entry, dict)
+        }
         fresh[section] = [
-            there[one["name"]] if _unchanged(there.get(one["name"]), one) else one
-            for one in fresh[section]
+            entries[entry["name"]] if _unchanged(entries.get(entry["name"]), entry) else entry
+            for entry in fresh[section]
         ]
-    return _pretty({**kept, **fresh})
+    return _pretty({**old, **fresh})
 
 
 def state_json(ir_text: str, existing: str | None = None) -> str:
@@ -60,14 +62,14 @@ def state_json(ir_text: str, existing: str | None = None) -> str:
     Raises:
         UnsupportedError: `existing` is of a newer engine.
     """
-    kept = _loaded(existing)
-    check_version(kept.get("format_version"), STATE_VERSION, layout.SCHEMA_STATE)
+    old = _loaded(existing)
+    check_version(old.get("format_version"), STATE_VERSION, layout.SCHEMA_STATE)
     state = {
         "format_version": STATE_VERSION,
         "schema_ir_hash": ir_hash(ir_text),
-        "schema_identity_version": kept.get("schema_identity_version", 1),
+        "schema_identity_version": old.get("schema_identity_version", 1),
     }
-    return _pretty({**kept, **state})
+    return _pretty({**old, **state})
 
 
 def ir_hash(ir_text: str) -> str:
@@ -82,8 +84,8 @@ def ir_hash(ir_text: str) -> str:
 
 def state_hash(state_text: str) -> str | None:
     """Return the `schema_ir_hash` that the state file names, None where it names none."""
-    found = _loaded(state_text).get("schema_ir_hash")
-    return found if isinstance(found, str) else None
+    digest = _loaded(state_text).get("schema_ir_hash")
+    return digest if isinstance(digest, str) else None
 
 
 def check_version(found: object, known: int, name: str) -> None:
@@ -122,96 +124,101 @@ def _ir(schema: EngineSchema) -> dict[str, Any]:
     }
 
 
-def _interface(one: InterfaceType) -> dict[str, Any]:
-    owner = f"interface:{one.name}"
+def _interface(interface: InterfaceType) -> dict[str, Any]:
+    owner = f"interface:{interface.name}"
     return {
-        "name": one.name,
+        "name": interface.name,
         "type_id": layout.fnv1a32(owner),
-        "properties": _properties(owner, one.properties),
+        "properties": _properties(owner, interface.properties),
     }
 
 
-def _node(one: NodeType) -> dict[str, Any]:
+def _node(node: NodeType) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "type_id": layout.fnv1a32(one.table_key),
-        "annotations": _annotations(one.annotations),
-        "implements": sorted(set(one.implements)),
-        "properties": _properties(one.table_key, one.properties),
-        "constraints": _constraints(one.constraints()),
+        "name": node.name,
+        "type_id": layout.fnv1a32(node.table_key),
+        "annotations": _annotations(node.annotations),
+        "implements": sorted(set(node.implements)),
+        "properties": _properties(node.table_key, node.properties),
+        "constraints": _constraints(node.constraints()),
     }
 
 
-def _edge(one: EdgeType) -> dict[str, Any]:
+def _edge(edge: EdgeType) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "type_id": layout.fnv1a32(one.table_key),
-        "from_type": one.source,
-        "to_type": one.target,
-        "cardinality": {"min": one.cardinality[0], "max": one.cardinality[1]},
-        "annotations": _annotations(one.annotations),
-        "properties": _properties(one.table_key, one.properties),
-        "constraints": _constraints(one.constraints()),
+        "name": edge.name,
+        "type_id": layout.fnv1a32(edge.table_key),
+        "from_type": edge.source,
+        "to_type": edge.target,
+        "cardinality": {"min": edge.cardinality[0], "max": edge.cardinality[1]},
+        "annotations": _annotations(edge.annotations),
+        "properties": _properties(edge.table_key, edge.properties),
+        "constraints": _constraints(edge.constraints()),
     }
 
 
 def _properties(owner: str, properties: Iterable[Property]) -> list[dict[str, Any]]:
-    ordered = sorted(properties, key=lambda one: one.name)
-    _check_ids(f"{owner}:{one.name}" for one in ordered)
+    ordered = sorted(properties, key=lambda p: p.name)
+    _check_ids(f"{owner}:{p.name}" for p in ordered)
     return [
         {
-            "name": one.name,
-            "prop_id": layout.fnv1a32(f"{owner}:{one.name}"),
-            "prop_type": _type(one.type),
-            "annotations": _annotations(one.annotations),
+            "name": p.name,
+            "prop_id": layout.fnv1a32(f"{owner}:{p.name}"),
+            "prop_type": _type(p.type),
+            "annotations": _annotations(p.annotations),
         }
-        for one in ordered
+        for p in ordered
     ]
 
 
-def _type(one: EngineType) -> dict[str, Any]:
-    width = one.vector_width()
+def _type(engine_type: EngineType) -> dict[str, Any]:
+    width = engine_type.vector_width()
     return {
-        "scalar": one.scalar if width is None else {"Vector": width},
-        "nullable": one.nullable,
-        "list": one.list,
-        "enum_values": None if one.enum_values is None else sorted(one.enum_values),
+        "scalar": engine_type.scalar if width is None else {"Vector": width},
+        "nullable": engine_type.nullable,
+        "list": engine_type.list,
+        "enum_values": None if engine_type.enum_values is None else sorted(engine_type.enum_values),
     }
 
 
 def _annotations(annotations: Iterable[Annotation]) -> list[dict[str, Any]]:
     ordered = sorted(
-        annotations, key=lambda one: (one.name, one.value is not None, one.value or "")
+        annotations,
+        key=lambda annotation: (
+            annotation.name,
+            annotation.value is not None,
+            annotation.value or "",
+        ),
     )
     return [
-        {"name": one.name, "value": one.value}
-        | ({"kwargs": dict(one.kwargs)} if one.kwargs else {})
-        for one in ordered
+        {"name": annotation.name, "value": annotation.value}
+        | ({"kwargs": dict(annotation.kwargs)} if annotation.kwargs else {})
+        for annotation in ordered
     ]
 
 
 def _constraints(constraints: Iterable[Constraint]) -> list[dict[str, Any]]:
-    return [_constraint(one) for one in sorted(constraints, key=_rank)]
+    return [_constraint(rule) for rule in sorted(constraints, key=_rank)]
 
 
-def _constraint(one: Constraint) -> dict[str, Any]:
-    if one.kind == "Range":
-        low, high = (_bound(bound) for bound in one.bounds)
-        return {one.kind: {"property": one.columns[0], "min": low, "max": high}}
-    if one.kind == "Check":
-        return {one.kind: {"property": one.columns[0], "pattern": one.pattern}}
-    return {one.kind: sorted(one.columns)}
+def _constraint(rule: Constraint) -> dict[str, Any]:
+    if rule.kind == "Range":
+        low, high = (_bound(bound) for bound in rule.bounds)
+        return {rule.kind: {"property": rule.columns[0], "min": low, "max": high}}
+    if rule.kind == "Check":
+        return {rule.kind: {"property": rule.columns[0], "pattern": rule.pattern}}
+    return {rule.kind: sorted(rule.columns)}
 
 
-def _rank(one: Constraint) -> str:
+def _rank(rule: Constraint) -> str:
     """Return what the engine sorts rules by: the kind in small letters, then the columns."""
-    kind = one.kind.lower()
-    if one.kind == "Range":
-        low, high = (_bound_text(bound) for bound in one.bounds)
-        return f"{kind}:{one.columns[0]}:{low}:{high}"
-    if one.kind == "Check":
-        return f"{kind}:{one.columns[0]}:{one.pattern}"
-    return f"{kind}:{','.join(sorted(one.columns))}"
+    kind = rule.kind.lower()
+    if rule.kind == "Range":
+        low, high = (_bound_text(bound) for bound in rule.bounds)
+        return f"{kind}:{rule.columns[0]}:{low}:{high}"
+    if rule.kind == "Check":
+        return f"{kind}:{rule.columns[0]}:{rule.pattern}"
+    return f"{kind}:{','.join(sorted(rule.columns))}"
 
 
 def _bound(bound: int | float | None) -> dict[str, int | float] | None:
@@ -241,39 +248,39 @@ def _check_ids(names: Iterable[str]) -> None:
 
 
 def _kept(existing: str | None) -> dict[str, Any]:
-    kept = _loaded(existing)
-    check_version(kept.get("ir_version"), IR_VERSION, layout.SCHEMA_IR)
-    return kept
+    document = _loaded(existing)
+    check_version(document.get("ir_version"), IR_VERSION, layout.SCHEMA_IR)
+    return document
 
 
-def _unchanged(there: Any, fresh: Mapping[str, Any]) -> bool:
+def _unchanged(existing: Any, fresh: Mapping[str, Any]) -> bool:
     """Return whether an entry that is there has the ids, ends, columns and key of a fresh one."""
     rules = ("annotations", "constraints", "implements", "cardinality")
-    wanted = {key: value for key, value in fresh.items() if key not in rules}
-    wanted["properties"] = [
-        {key: value for key, value in one.items() if key != "annotations"}
-        for one in fresh["properties"]
+    expected = {key: value for key, value in fresh.items() if key not in rules}
+    expected["properties"] = [
+        {key: value for key, value in p.items() if key != "annotations"}
+        for p in fresh["properties"]
     ]
-    return _holds(there, wanted) and _keys(there) == _keys(fresh)
+    return _holds(existing, expected) and _keys(existing) == _keys(fresh)
 
 
 def _keys(entry: Mapping[str, Any]) -> list[Any]:
-    return [one["Key"] for one in entry.get("constraints", ()) if "Key" in one]
+    return [rule["Key"] for rule in entry.get("constraints", ()) if "Key" in rule]
 
 
-def _holds(there: Any, wanted: Any) -> bool:
+def _holds(existing: Any, expected: Any) -> bool:
     """Return whether a JSON object that is there says all that `wanted` says, or more."""
-    if isinstance(wanted, dict):
-        return isinstance(there, dict) and all(
-            key in there and _holds(there[key], value) for key, value in wanted.items()
+    if isinstance(expected, dict):
+        return isinstance(existing, dict) and all(
+            key in existing and _holds(existing[key], value) for key, value in expected.items()
         )
-    if isinstance(wanted, list):
+    if isinstance(expected, list):
         return (
-            isinstance(there, list)
-            and len(there) == len(wanted)
-            and all(_holds(a, b) for a, b in zip(there, wanted, strict=True))
+            isinstance(existing, list)
+            and len(existing) == len(expected)
+            and all(_holds(a, b) for a, b in zip(existing, expected, strict=True))
         )
-    return type(there) is type(wanted) and bool(there == wanted)
+    return type(existing) is type(expected) and bool(existing == expected)
 
 
 def _loaded(text: str | None) -> dict[str, Any]:

@@ -52,9 +52,9 @@ def changed_ir(schema: EngineSchema, accepted: str, renamed: Renamed | None = No
         CorruptManifestError, UnsupportedError: `accepted` is not an IR of version 2.
         CorruptManifestError: something is renamed from what isn't there.
     """
-    there = document(accepted)
-    domain = there["schema_identity_domain"]
-    return pretty(_Resolved(schema, there, domain, renamed or Renamed()).document())
+    old = document(accepted)
+    domain = old["schema_identity_domain"]
+    return pretty(_Resolved(schema, old, domain, renamed or Renamed()).document())
 
 
 def state_json(ir_text: str) -> str:
@@ -110,11 +110,11 @@ def disagreement(pg: EngineSchema, ir_text: str, state_text: str) -> str | None:
         CorruptManifestError, UnsupportedError: the IR is not one of version 2.
     """
     state = parsed(state_text)
-    wanted = parsed(state_json(ir_text))
-    for key, value in wanted.items():
+    expected = parsed(state_json(ir_text))
+    for key, value in expected.items():
         if state.get(key) != value:
             return f"{layout.SCHEMA_STATE}: {key} is {state.get(key)!r}, not {value!r}"
-    if digest(shape.of_schema(pg)) != wanted["schema_shape_hash"]:
+    if digest(shape.of_schema(pg)) != expected["schema_shape_hash"]:
         return f"{layout.SCHEMA_PG} holds another shape than {layout.SCHEMA_IR}"
     return None
 
@@ -122,28 +122,30 @@ def disagreement(pg: EngineSchema, ir_text: str, state_text: str) -> str | None:
 def table_ids(ir: Mapping[str, Any]) -> dict[str, Identity]:
     """Return the ids of the tables of an IR (`document`), by table key."""
     return {
-        layout.table_key(kind, one["name"]): Identity(one["type_id"], one["table_incarnation_id"])
+        layout.table_key(kind, entry["name"]): Identity(
+            entry["type_id"], entry["table_incarnation_id"]
+        )
         for kind in (layout.NODE, layout.EDGE)
-        for one in ir[_SECTIONS[kind]]
+        for entry in ir[_SECTIONS[kind]]
     }
 
 
 def _ids(ir: Mapping[str, Any]) -> list[int]:
-    found = []
+    ids = []
     for section in _SECTIONS.values():
-        for one in ir[section]:
-            found.append(one["type_id"])
+        for entry in ir[section]:
+            ids.append(entry["type_id"])
             if section != _SECTIONS[INTERFACE]:
-                found.append(one["table_incarnation_id"])
-            found += [p["property_id"] for p in one["properties"]]
-    return found
+                ids.append(entry["table_incarnation_id"])
+            ids += [p["property_id"] for p in entry["properties"]]
+    return ids
 
 
-def _malformed(found: str) -> CorruptManifestError:
+def _malformed(problem: str) -> CorruptManifestError:
     return CorruptManifestError(
         f"{layout.SCHEMA_IR} is malformed",
         expected=f"the engine's IR, version {IR_VERSION}",
-        found=found,
+        found=problem,
         hint="Bring it back from a copy of the graph; its ids can't be made again",
     )
 
@@ -161,12 +163,12 @@ class _Resolved:
         self._properties: dict[tuple[int, str], int] = {}
         self._incarnations: dict[tuple[str, str], int] = {}
         # A hint in the text of a new graph says nothing: there is nothing that it could name.
-        there = {} if accepted is None else _accepted(accepted)
+        entries = {} if accepted is None else _accepted(accepted)
         self._hints = renamed if accepted is None else _with_hints(schema, renamed)
         self._owners = {
-            (kind, one["name"]): self._match_type(there, kind, one["name"])
+            (kind, entry["name"]): self._match_type(entries, kind, entry["name"])
             for kind, section in _SECTIONS.items()
-            for one in self._shape[section]
+            for entry in self._shape[section]
         }
         self._number_types()
         self._number_properties()
@@ -178,23 +180,23 @@ class _Resolved:
             "ir_version": IR_VERSION,
             "schema_identity_domain": self._domain,
             "next_identity_id": self._next,
-            "interfaces": [self._interface(one) for one in self._shape["interfaces"]],
-            "nodes": [self._node(one) for one in self._shape["nodes"]],
-            "edges": [self._edge(one) for one in self._shape["edges"]],
+            "interfaces": [self._interface(interface) for interface in self._shape["interfaces"]],
+            "nodes": [self._node(node) for node in self._shape["nodes"]],
+            "edges": [self._edge(edge) for edge in self._shape["edges"]],
         }
 
     # --- ids -----------------------------------------------------------------------------------
 
     def _match_type(
-        self, there: Mapping[tuple[str, str], Json], kind: str, name: str
+        self, entries: Mapping[tuple[str, str], Json], kind: str, name: str
     ) -> Json | None:
-        found = there.get((kind, name))
+        entry = entries.get((kind, name))
         old = self._hints.types.get(f"{kind}:{name}")
-        if found is None and old is not None:
-            found = there.get((kind, old))
-            if found is None:
+        if entry is None and old is not None:
+            entry = entries.get((kind, old))
+            if entry is None:
                 raise _malformed(f"{kind}:{name} is renamed from {old}, which isn't there")
-        return found
+        return entry
 
     def _number_types(self) -> None:
         for key, old in self._owners.items():
@@ -203,15 +205,17 @@ class _Resolved:
     def _number_properties(self) -> None:
         new = []
         for (kind, owner), old in self._owners.items():
-            there = {} if old is None else {p["name"]: p["property_id"] for p in old["properties"]}
+            old_ids = (
+                {} if old is None else {p["name"]: p["property_id"] for p in old["properties"]}
+            )
             type_id = self._types[kind, owner]
             for name in self._names(kind, owner):
                 before = self._hints.properties.get((f"{kind}:{owner}", name), name)
-                found = there.get(name, there.get(before))
-                if found is None:
+                property_id = old_ids.get(name, old_ids.get(before))
+                if property_id is None:
                     new.append((type_id, name))
                 else:
-                    self._properties[type_id, name] = found
+                    self._properties[type_id, name] = property_id
         for key in sorted(new):
             self._properties[key] = self._new()
 
@@ -224,12 +228,14 @@ class _Resolved:
                 new.append(key)
             else:
                 self._incarnations[key] = old["table_incarnation_id"]
-        for key in sorted(new, key=lambda one: self._types[one]):
+        for key in sorted(new, key=lambda owner: self._types[owner]):
             self._incarnations[key] = self._new()
 
     def _names(self, kind: str, owner: str) -> list[str]:
-        one = next(one for one in self._shape[_SECTIONS[kind]] if one["name"] == owner)
-        return [p["name"] for p in one["properties"]]
+        entry = next(
+            candidate for candidate in self._shape[_SECTIONS[kind]] if candidate["name"] == owner
+        )
+        return [p["name"] for p in entry["properties"]]
 
     def _new(self) -> int:
         number = self._next
@@ -238,64 +244,66 @@ class _Resolved:
 
     # --- entries -------------------------------------------------------------------------------
 
-    def _interface(self, one: Json) -> Json:
-        type_id = self._types[INTERFACE, one["name"]]
+    def _interface(self, interface: Json) -> Json:
+        type_id = self._types[INTERFACE, interface["name"]]
         return {
-            "name": one["name"],
+            "name": interface["name"],
             "type_id": type_id,
-            "properties": [self._property(type_id, one["name"], p) for p in one["properties"]],
+            "properties": [
+                self._property(type_id, interface["name"], p) for p in interface["properties"]
+            ],
         }
 
-    def _node(self, one: Json) -> Json:
-        key = (layout.NODE, one["name"])
+    def _node(self, node: Json) -> Json:
+        key = (layout.NODE, node["name"])
         type_id = self._types[key]
-        refs = [self._type_ref(INTERFACE, name) for name in one["implements"]]
+        refs = [self._type_ref(INTERFACE, name) for name in node["implements"]]
         return {
-            "name": one["name"],
+            "name": node["name"],
             "type_id": type_id,
             "table_incarnation_id": self._incarnations[key],
-            "annotations": one["annotations"],
+            "annotations": node["annotations"],
             "implements": sorted(refs, key=lambda ref: (ref["type_id"], ref["type_name"])),
-            "properties": [self._property(type_id, one["name"], p) for p in one["properties"]],
-            "constraints": [self._constraint(key, rule) for rule in one["constraints"]],
+            "properties": [self._property(type_id, node["name"], p) for p in node["properties"]],
+            "constraints": [self._constraint(key, rule) for rule in node["constraints"]],
         }
 
-    def _edge(self, one: Json) -> Json:
-        key = (layout.EDGE, one["name"])
+    def _edge(self, edge: Json) -> Json:
+        key = (layout.EDGE, edge["name"])
         type_id = self._types[key]
         return {
-            "name": one["name"],
+            "name": edge["name"],
             "type_id": type_id,
             "table_incarnation_id": self._incarnations[key],
-            "from_type": self._type_ref(layout.NODE, one["from_type"]),
-            "to_type": self._type_ref(layout.NODE, one["to_type"]),
-            "cardinality": one["cardinality"],
-            "annotations": one["annotations"],
-            "properties": [self._property(type_id, one["name"], p) for p in one["properties"]],
-            "constraints": [self._constraint(key, rule) for rule in one["constraints"]],
+            "from_type": self._type_ref(layout.NODE, edge["from_type"]),
+            "to_type": self._type_ref(layout.NODE, edge["to_type"]),
+            "cardinality": edge["cardinality"],
+            "annotations": edge["annotations"],
+            "properties": [self._property(type_id, edge["name"], p) for p in edge["properties"]],
+            "constraints": [self._constraint(key, rule) for rule in edge["constraints"]],
         }
 
-    def _property(self, type_id: int, owner: str, one: Json) -> Json:
-        embed = one["embed_source"]
+    def _property(self, type_id: int, owner: str, prop: Json) -> Json:
+        embed = prop["embed_source"]
         refs = [
             self._property_ref(
                 self._types[INTERFACE, ref["owner_name"]], ref["owner_name"], ref["property_name"]
             )
-            for ref in one["satisfies_interface_properties"]
+            for ref in prop["satisfies_interface_properties"]
         ]
         return {
-            "name": one["name"],
-            "property_id": self._properties[type_id, one["name"]],
-            "prop_type": one["prop_type"],
-            "annotations": one["annotations"],
-            "property_constraints": one["property_constraints"],
+            "name": prop["name"],
+            "property_id": self._properties[type_id, prop["name"]],
+            "prop_type": prop["prop_type"],
+            "annotations": prop["annotations"],
+            "property_constraints": prop["property_constraints"],
             "embed_source": None
             if embed is None
             else {
                 "source": self._property_ref(type_id, owner, embed["property_name"]),
                 "model": embed["model"],
             },
-            "declared_directly": one["declared_directly"],
+            "declared_directly": prop["declared_directly"],
             "satisfies_interface_properties": sorted(refs, key=lambda ref: tuple(ref.values())),
         }
 
@@ -344,18 +352,18 @@ class _Resolved:
 
 
 def _accepted(ir: Json) -> dict[tuple[str, str], Json]:
-    return {(kind, one["name"]): one for kind, name in _SECTIONS.items() for one in ir[name]}
+    return {(kind, entry["name"]): entry for kind, name in _SECTIONS.items() for entry in ir[name]}
 
 
 def _with_hints(schema: EngineSchema, renamed: Renamed) -> Renamed:
     """Return what is renamed with what the text's `@rename_from` say; the caller's word counts."""
     types, properties = {}, {}
-    for one in schema.types():
-        for mark in one.annotations:
+    for engine_type in schema.types():
+        for mark in engine_type.annotations:
             if mark.name == "rename_from" and mark.value is not None:
-                types[one.table_key] = mark.value
-        for p in one.properties:
+                types[engine_type.table_key] = mark.value
+        for p in engine_type.properties:
             for mark in p.annotations:
                 if mark.name == "rename_from" and mark.value is not None:
-                    properties[one.table_key, p.name] = mark.value
+                    properties[engine_type.table_key, p.name] = mark.value
     return Renamed({**types, **renamed.types}, {**properties, **renamed.properties})

@@ -36,13 +36,13 @@ def parse_ir(ir_text: str) -> EngineSchema:
     check_version(document.get("ir_version"), IR_VERSION, layout.SCHEMA_IR)
     try:
         interfaces = {
-            one["name"]: InterfaceType(one["name"], _properties_of(one))
-            for one in document["interfaces"]
+            interface["name"]: InterfaceType(interface["name"], _properties_of(interface))
+            for interface in document["interfaces"]
         }
-        nodes = (_node_of(one, _properties_of(one)) for one in document["nodes"])
+        nodes = (_node_of(node, _properties_of(node)) for node in document["nodes"])
         return EngineSchema(
-            {one.name: _inheriting(one, interfaces) for one in nodes},
-            {one["name"]: _edge_of(one, _properties_of(one)) for one in document["edges"]},
+            {node.name: _inheriting(node, interfaces) for node in nodes},
+            {edge["name"]: _edge_of(edge, _properties_of(edge)) for edge in document["edges"]},
             interfaces,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -68,17 +68,17 @@ def _identified(document: Mapping[str, Any]) -> EngineSchema:
     """Return the schema of an IR of version 2, whose shape says it all."""
     plain = shape.of_ir(document)
     interfaces = {
-        one["name"]: InterfaceType(one["name"], _marked_properties(one))
-        for one in plain["interfaces"]
+        interface["name"]: InterfaceType(interface["name"], _marked_properties(interface))
+        for interface in plain["interfaces"]
     }
     nodes, edges = {}, {}
-    for one in plain["nodes"]:
-        direct = {p["name"] for p in one["properties"] if p["declared_directly"]}
-        node = _node_of(one, _marked_properties(one))
+    for entry in plain["nodes"]:
+        direct = {p["name"] for p in entry["properties"] if p["declared_directly"]}
+        node = _node_of(entry, _marked_properties(entry))
         inherited = {p.name for p in node.properties} - direct
         nodes[node.name] = replace(node, inherited=frozenset(inherited))
-    for one in plain["edges"]:
-        edges[one["name"]] = _edge_of(one, _marked_properties(one))
+    for entry in plain["edges"]:
+        edges[entry["name"]] = _edge_of(entry, _marked_properties(entry))
     return EngineSchema(nodes, edges, interfaces)
 
 
@@ -86,15 +86,15 @@ def _marked_properties(owner: Mapping[str, Any]) -> tuple[Property, ...]:
     """Return properties with the annotations that a shape has in places of their own."""
     return tuple(
         Property(
-            one["name"],
-            _type_of(one["prop_type"]),
+            p["name"],
+            _type_of(p["prop_type"]),
             (
-                *(Annotation(mark) for mark in one["property_constraints"]),
-                *_embedding(one["embed_source"]),
-                *_annotations_of(one),
+                *(Annotation(mark) for mark in p["property_constraints"]),
+                *_embedding(p["embed_source"]),
+                *_annotations_of(p),
             ),
         )
-        for one in owner["properties"]
+        for p in owner["properties"]
     )
 
 
@@ -105,58 +105,62 @@ def _embedding(embed: Mapping[str, Any] | None) -> tuple[Annotation, ...]:
     return (Annotation("embed", embed["property_name"], model),)
 
 
-def _node_of(one: Mapping[str, Any], properties: tuple[Property, ...]) -> NodeType:
-    rules = _rules_of(one)
+def _node_of(node: Mapping[str, Any], properties: tuple[Property, ...]) -> NodeType:
+    rules = _rules_of(node)
     return NodeType(
-        one["name"],
+        node["name"],
         key_of(rules),
         properties,
-        _annotations_of(one),
-        tuple(one["implements"]),
+        _annotations_of(node),
+        tuple(node["implements"]),
         _body_rules(properties, rules),
     )
 
 
-def _edge_of(one: Mapping[str, Any], properties: tuple[Property, ...]) -> EdgeType:
+def _edge_of(edge: Mapping[str, Any], properties: tuple[Property, ...]) -> EdgeType:
     return EdgeType(
-        one["name"],
-        one["from_type"],
-        one["to_type"],
+        edge["name"],
+        edge["from_type"],
+        edge["to_type"],
         properties,
-        (one["cardinality"]["min"], one["cardinality"]["max"]),
-        _annotations_of(one),
-        _body_rules(properties, _rules_of(one)),
+        (edge["cardinality"]["min"], edge["cardinality"]["max"]),
+        _annotations_of(edge),
+        _body_rules(properties, _rules_of(edge)),
     )
 
 
 def _properties_of(owner: Mapping[str, Any]) -> tuple[Property, ...]:
     return tuple(
-        Property(one["name"], _type_of(one["prop_type"]), _annotations_of(one))
-        for one in owner["properties"]
+        Property(p["name"], _type_of(p["prop_type"]), _annotations_of(p))
+        for p in owner["properties"]
     )
 
 
-def _type_of(one: Mapping[str, Any]) -> EngineType:
-    scalar, values = one["scalar"], one["enum_values"]
+def _type_of(prop_type: Mapping[str, Any]) -> EngineType:
+    scalar, values = prop_type["scalar"], prop_type["enum_values"]
     return EngineType(
         f"Vector({scalar['Vector']})" if isinstance(scalar, dict) else scalar,
-        one["list"],
-        one["nullable"],
+        prop_type["list"],
+        prop_type["nullable"],
         None if values is None else tuple(values),
     )
 
 
 def _annotations_of(owner: Mapping[str, Any]) -> tuple[Annotation, ...]:
     return tuple(
-        Annotation(one["name"], one["value"], tuple(sorted(one.get("kwargs", {}).items())))
-        for one in owner["annotations"]
+        Annotation(
+            annotation["name"],
+            annotation["value"],
+            tuple(sorted(annotation.get("kwargs", {}).items())),
+        )
+        for annotation in owner["annotations"]
     )
 
 
 def _rules_of(owner: Mapping[str, Any]) -> list[Constraint]:
     rules: list[Constraint] = []
-    for one in owner["constraints"]:
-        ((kind, value),) = one.items()
+    for rule in owner["constraints"]:
+        ((kind, value),) = rule.items()
         if kind == "Range":
             bounds = (_bound_of(value["min"]), _bound_of(value["max"]))
             rules.append(Constraint(kind, (value["property"],), bounds))
@@ -178,5 +182,5 @@ def _body_rules(
     properties: Iterable[Property], rules: Iterable[Constraint]
 ) -> tuple[Constraint, ...]:
     """Return the rules that no annotation of a property stands for."""
-    marked = [rule for one in properties for rule in one.constraints()]
+    marked = [rule for p in properties for rule in p.constraints()]
     return tuple(rule for rule in rules if rule not in marked)

@@ -106,10 +106,10 @@ class NodeType:
     def __post_init__(self) -> None:
         if self.key is not None and key_of(self.constraints()) is None:
             marked = tuple(
-                replace(one, annotations=(*one.annotations, Annotation("key")))
-                if one.name == self.key
-                else one
-                for one in self.properties
+                replace(p, annotations=(*p.annotations, Annotation("key")))
+                if p.name == self.key
+                else p
+                for p in self.properties
             )
             object.__setattr__(self, "properties", marked)
 
@@ -120,7 +120,7 @@ class NodeType:
 
     def constraints(self) -> tuple[Constraint, ...]:
         """Return all rules of the type."""
-        return self.rules + tuple(c for one in self.properties for c in one.constraints())
+        return self.rules + tuple(c for p in self.properties for c in p.constraints())
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class EdgeType:
 
     def constraints(self) -> tuple[Constraint, ...]:
         """Return all rules of the type."""
-        return self.rules + tuple(c for one in self.properties for c in one.constraints())
+        return self.rules + tuple(c for p in self.properties for c in p.constraints())
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,8 @@ class EngineSchema:
         """Return the schema of these node and edge types."""
         types = tuple(types)
         return cls(
-            {one.name: one for one in types if isinstance(one, NodeType)},
-            {one.name: one for one in types if isinstance(one, EdgeType)},
+            {node.name: node for node in types if isinstance(node, NodeType)},
+            {edge.name: edge for edge in types if isinstance(edge, EdgeType)},
         )
 
     def with_types(self, new: EngineSchema) -> EngineSchema:
@@ -217,11 +217,11 @@ def of_arrow(
     for column in column_order.as_shown(schema, kind == layout.EDGE):
         if column.name in SYSTEM_COLUMNS[kind]:
             continue
-        found = engine_type_of(column, carried or {})
-        if isinstance(found, LeftOut):
-            left_out.append(found)
+        engine_type = engine_type_of(column, carried or {})
+        if isinstance(engine_type, LeftOut):
+            left_out.append(engine_type)
         else:
-            properties.append(Property(column.name, found))
+            properties.append(Property(column.name, engine_type))
     if kind == layout.EDGE:
         if endpoints is None:
             raise SchemaMismatchError(
@@ -240,7 +240,7 @@ def table_schema(schema: pa.Schema, engine_type: NodeType | EdgeType) -> pa.Sche
     What the engine doesn't know must be nullable, since it writes rows without it; the
     key must not be.
     """
-    left_out = {one.column for one in engine_type.left_out}
+    left_out = {unseen.column for unseen in engine_type.left_out}
     key = engine_type.key if isinstance(engine_type, NodeType) else None
     return pa.schema(
         [
@@ -283,8 +283,8 @@ def reshaped(one: NodeType | EdgeType, names: Mapping[str, str | None]) -> NodeT
     A rule goes with the first property that it names; so does a property whose new name the engine
     can't spell.
     """
-    kept = [(p, names.get(p.name, p.name)) for p in one.properties]
-    spelled = {p.name: new for p, new in kept if new is not None and _PROPERTY_NAME.match(new)}
+    renamed = [(p, names.get(p.name, p.name)) for p in one.properties]
+    spelled = {p.name: new for p, new in renamed if new is not None and _PROPERTY_NAME.match(new)}
     properties = tuple(
         replace(p, name=spelled[p.name]) for p in one.properties if p.name in spelled
     )
@@ -298,19 +298,19 @@ def reshaped(one: NodeType | EdgeType, names: Mapping[str, str | None]) -> NodeT
 
 def fitted(one: NodeType | EdgeType, schema: pa.Schema) -> NodeType | EdgeType:
     """Return a type with those of its properties that are columns, typed as the columns are."""
-    there = {field.name: field for field in schema}
-    one = reshaped(one, {p.name: None for p in one.properties if p.name not in there})
+    fields = {field.name: field for field in schema}
+    one = reshaped(one, {p.name: None for p in one.properties if p.name not in fields})
     return replace(
         one,
         properties=tuple(
-            replace(p, type=_stored_as(p.type, there[p.name])) for p in one.properties
+            replace(p, type=_stored_as(p.type, fields[p.name])) for p in one.properties
         ),
     )
 
 
 def _stored_as(kind: EngineType, field: pa.Field) -> EngineType:
-    found = property_types.of_field(field)
-    scalar = kind.scalar if found is None else found.scalar
+    stored = property_types.of_field(field)
+    scalar = kind.scalar if stored is None else stored.scalar
     return replace(kind, scalar=scalar, nullable=field.nullable)
 
 
@@ -337,16 +337,18 @@ def with_lost(
 
 
 def _in_order_of(
-    whole: NodeType | EdgeType, one: NodeType | EdgeType, lost: Iterable[Property]
+    whole: NodeType | EdgeType, engine_type: NodeType | EdgeType, lost: Iterable[Property]
 ) -> tuple[Property, ...]:
     """Return the properties of `one`, each lost one before the first that `whole` has after it."""
     names = [p.name for p in whole.properties]
-    found = list(one.properties)
+    properties = list(engine_type.properties)
     for p in reversed(tuple(lost)):
         behind = names[names.index(p.name) + 1 :]
-        at = next((i for i, other in enumerate(found) if other.name in behind), len(found))
-        found.insert(at, p)
-    return tuple(found)
+        at = next(
+            (i for i, other in enumerate(properties) if other.name in behind), len(properties)
+        )
+        properties.insert(at, p)
+    return tuple(properties)
 
 
 def describe(one: NodeType | EdgeType) -> str:
@@ -358,15 +360,15 @@ def describe(one: NodeType | EdgeType) -> str:
     return f"node {one.name}{key} {{ {columns} }}"
 
 
-def _definition(one: NodeType | EdgeType) -> tuple[object, ...]:
-    columns = tuple((p.name, _canonical(p.type)) for p in _sorted(one.properties))
-    if isinstance(one, EdgeType):
-        return (layout.EDGE, one.name, one.source, one.target, columns)
-    return (layout.NODE, one.name, one.key, columns)
+def _definition(engine_type: NodeType | EdgeType) -> tuple[object, ...]:
+    columns = tuple((p.name, _canonical(p.type)) for p in _sorted(engine_type.properties))
+    if isinstance(engine_type, EdgeType):
+        return (layout.EDGE, engine_type.name, engine_type.source, engine_type.target, columns)
+    return (layout.NODE, engine_type.name, engine_type.key, columns)
 
 
 def _sorted(properties: Iterable[Property]) -> list[Property]:
-    return sorted(properties, key=lambda one: one.name)
+    return sorted(properties, key=lambda p: p.name)
 
 
 def _canonical(engine_type: EngineType) -> EngineType:
@@ -385,9 +387,9 @@ def engine_type_of(column: pa.Field, carried: Mapping[str, EngineType]) -> Engin
             " digits and _: rename the column to make the engine see it",
         )
     stored = property_types.of_field(column)
-    told = carried.get(column.name)
-    if told is not None and property_types.to_arrow(told) == column.type:
-        stored = replace(told, nullable=column.nullable)
+    carried_type = carried.get(column.name)
+    if carried_type is not None and property_types.to_arrow(carried_type) == column.type:
+        stored = replace(carried_type, nullable=column.nullable)
     if stored is None or not _spellable(stored):
         return LeftOut(
             column.name,
@@ -406,13 +408,13 @@ def _spellable(engine_type: EngineType) -> bool:
 
 
 def _with_key(table_key: str, key: str, properties: list[Property]) -> list[Property]:
-    found = next((one for one in properties if one.name == key), None)
-    if found is None or found.type.list or found.type.scalar != "String":
+    prop = next((p for p in properties if p.name == key), None)
+    if prop is None or prop.type.list or prop.type.scalar != "String":
         raise SchemaMismatchError(
             f"{key!r} can't be the key of {table_key}",
             expected="a String property whose name begins with a small letter",
-            found="no such property" if found is None else found.type.text(),
-            hint=did_you_mean(key, [one.name for one in properties]) if found is None else None,
+            found="no such property" if prop is None else prop.type.text(),
+            hint=did_you_mean(key, [p.name for p in properties]) if prop is None else None,
         )
-    keyed = Property(key, replace(found.type, nullable=False))
-    return [keyed if one is found else one for one in properties]
+    keyed = Property(key, replace(prop.type, nullable=False))
+    return [keyed if p is prop else p for p in properties]

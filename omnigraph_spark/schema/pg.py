@@ -53,8 +53,10 @@ def render_pg(types: Iterable[NodeType | EdgeType]) -> str:
     `implements` is left out: the type's properties are all there.
     """
     return "".join(
-        _edge(one) if isinstance(one, EdgeType) else _node(replace(one, implements=()))
-        for one in types
+        _edge(engine_type)
+        if isinstance(engine_type, EdgeType)
+        else _node(replace(engine_type, implements=()))
+        for engine_type in types
     )
 
 
@@ -63,7 +65,10 @@ def render_schema(schema: EngineSchema) -> str:
 
     A node type's own body leaves out what it has from an interface as it is.
     """
-    parts = [f"interface {one.name} {{\n{_lines(one)}}}\n" for one in schema.interfaces.values()]
+    parts = [
+        f"interface {interface.name} {{\n{_lines(interface)}}}\n"
+        for interface in schema.interfaces.values()
+    ]
     for node in schema.nodes.values():
         own_properties = tuple(p for p in node.properties if p.name not in node.inherited)
         own = replace(node, properties=own_properties)
@@ -176,11 +181,11 @@ class Parser:
         return Property(name, engine_type, self._annotations())
 
     def _annotations(self) -> tuple[Annotation, ...]:
-        found: list[Annotation] = []
+        parsed: list[Annotation] = []
         while self._peek("@") and not self._peek(_RULE):
             self._expect("@")
-            found.append(self._annotation(self._take(_WORD, "an annotation")))
-        return tuple(found)
+            parsed.append(self._annotation(self._take(_WORD, "an annotation")))
+        return tuple(parsed)
 
     def _annotation(self, name: str) -> Annotation:
         value: str | None = None
@@ -229,13 +234,13 @@ class Parser:
 
     def _implemented(self, node: NodeType) -> NodeType:
         """Return the node type with those properties of its interfaces that it lacks itself."""
-        properties = {one.name: one for one in node.properties}
+        properties = {p.name: p for p in node.properties}
         for name in node.implements:
             if name not in self._interfaces:
                 raise self._error(f"an interface {name} that node {node.name} implements", "none")
-            for one in self._interfaces[name].properties:
-                properties.setdefault(one.name, one)
-        own = {one.name for one in node.properties}
+            for prop in self._interfaces[name].properties:
+                properties.setdefault(prop.name, prop)
+        own = {p.name for p in node.properties}
         full = replace(
             node,
             properties=tuple(properties.values()),
@@ -245,31 +250,31 @@ class Parser:
 
     # --- text ----------------------------------------------------------------------------------
 
-    def _add(self, named: dict[str, _Named], one: _Named) -> None:
-        if one.name in named:
-            raise self._error("names that differ", f"{one.name} twice")
-        named[one.name] = one
+    def _add(self, named: dict[str, _Named], declaration: _Named) -> None:
+        if declaration.name in named:
+            raise self._error("names that differ", f"{declaration.name} twice")
+        named[declaration.name] = declaration
 
     def _skip(self) -> None:
         match = _BLANK.match(self._text, self._at)
         self._at = self._at if match is None else match.end()
 
-    def _peek(self, what: str | re.Pattern[str]) -> str | None:
-        if isinstance(what, str):
-            return what if self._text.startswith(what, self._at) else None
-        match = what.match(self._text, self._at)
+    def _peek(self, pattern: str | re.Pattern[str]) -> str | None:
+        if isinstance(pattern, str):
+            return pattern if self._text.startswith(pattern, self._at) else None
+        match = pattern.match(self._text, self._at)
         return None if match is None else match.group(0)
 
-    def _accept(self, what: str) -> bool:
-        if not self._text.startswith(what, self._at):
+    def _accept(self, token: str) -> bool:
+        if not self._text.startswith(token, self._at):
             return False
-        self._at += len(what)
+        self._at += len(token)
         self._skip()
         return True
 
-    def _expect(self, what: str) -> None:
-        if not self._accept(what):
-            raise self._error(what, self._rest())
+    def _expect(self, token: str) -> None:
+        if not self._accept(token):
+            raise self._error(token, self._rest())
 
     def _take(self, pattern: re.Pattern[str], expected: str) -> str:
         match = pattern.match(self._text, self._at)
@@ -283,12 +288,12 @@ class Parser:
         line = self._text[self._at : self._at + 40].split("\n", 1)[0]
         return repr(line) if self._at < len(self._text) else "the end of the file"
 
-    def _error(self, expected: str, found: str, at: int | None = None) -> CorruptManifestError:
+    def _error(self, expected: str, actual: str, at: int | None = None) -> CorruptManifestError:
         line = self._text.count("\n", 0, self._at if at is None else at) + 1
         return CorruptManifestError(
             f"{layout.SCHEMA_PG} can't be read at line {line}",
             expected=expected,
-            found=found,
+            found=actual,
             hint="Mend the file, or write with the engine that wrote it",
         )
 
@@ -325,10 +330,10 @@ def _edge(edge: EdgeType) -> str:
     return f"{head} {{\n{lines}}}\n" if lines else f"{head}\n"
 
 
-def _lines(one: NodeType | EdgeType | InterfaceType) -> str:
-    lines = [render_property(p) for p in one.properties]
-    if not isinstance(one, InterfaceType):
-        lines += [render_rule(rule) for rule in one.rules]
+def _lines(engine_type: NodeType | EdgeType | InterfaceType) -> str:
+    lines = [render_property(p) for p in engine_type.properties]
+    if not isinstance(engine_type, InterfaceType):
+        lines += [render_rule(rule) for rule in engine_type.rules]
     return "".join(f"    {line}\n" for line in lines)
 
 
@@ -339,10 +344,10 @@ def render_property(one: Property) -> str:
 
 def _marks(annotations: Iterable[Annotation]) -> str:
     text = ""
-    for one in annotations:
-        values = [] if one.value is None else [_quoted(one.value)]
-        values += [f"{key}={_quoted(value)}" for key, value in one.kwargs]
-        text += f" @{one.name}" + (f"({', '.join(values)})" if values else "")
+    for annotation in annotations:
+        values = [] if annotation.value is None else [_quoted(annotation.value)]
+        values += [f"{key}={_quoted(value)}" for key, value in annotation.kwargs]
+        text += f" @{annotation.name}" + (f"({', '.join(values)})" if values else "")
     return text
 
 

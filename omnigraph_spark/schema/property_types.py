@@ -53,10 +53,10 @@ class EngineType:
 
     def text(self) -> str:
         """Return the type as `_schema.pg` spells it, such as `[String]?`."""
-        one = self.scalar
+        scalar = self.scalar
         if self.enum_values is not None:
-            one = f"enum({', '.join(self.enum_values)})"
-        return (f"[{one}]" if self.list else one) + ("?" if self.nullable else "")
+            scalar = f"enum({', '.join(self.enum_values)})"
+        return (f"[{scalar}]" if self.list else scalar) + ("?" if self.nullable else "")
 
     def vector_width(self) -> int | None:
         """Return n of `Vector(n)`, else None."""
@@ -125,8 +125,8 @@ def to_arrow(engine_type: EngineType) -> pa.DataType:
                 "A list of blobs can't be stored", expected="Blob or [String]"
             )
         return blob_type()
-    one = _PLAIN[engine_type.scalar] if width is None else pa.list_(pa.float32(), width)
-    return pa.list_(one) if engine_type.list else one
+    arrow_type = _PLAIN[engine_type.scalar] if width is None else pa.list_(pa.float32(), width)
+    return pa.list_(arrow_type) if engine_type.list else arrow_type
 
 
 def arrow_field(name: str, engine_type: EngineType) -> pa.Field:
@@ -141,10 +141,10 @@ def of_field(field: pa.Field) -> EngineType | None:
     """
     if is_blob(field):
         return EngineType("Blob", nullable=field.nullable)
-    one, as_list = field.type, pa.types.is_list(field.type)
+    arrow_type, as_list = field.type, pa.types.is_list(field.type)
     if as_list:
-        one = field.type.value_type
-    scalar = _BY_ARROW.get(one) or _vector_text(one)
+        arrow_type = field.type.value_type
+    scalar = _BY_ARROW.get(arrow_type) or _vector_text(arrow_type)
     return None if scalar is None else EngineType(scalar, as_list, field.nullable)
 
 

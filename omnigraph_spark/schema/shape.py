@@ -38,9 +38,9 @@ _SMALL_FLOAT = re.compile(r'("Float": ?)(-?[0-9.]+)e-([0-9]+)')
 def of_schema(schema: EngineSchema) -> Json:
     """Return the shape of a schema."""
     return {
-        "interfaces": [_interface(one) for one in _by_name(schema.interfaces)],
-        "nodes": [_node(one, schema.interfaces) for one in _by_name(schema.nodes)],
-        "edges": [_edge(one) for one in _by_name(schema.edges)],
+        "interfaces": [_interface(interface) for interface in _by_name(schema.interfaces)],
+        "nodes": [_node(node, schema.interfaces) for node in _by_name(schema.nodes)],
+        "edges": [_edge(edge) for edge in _by_name(schema.edges)],
     }
 
 
@@ -48,29 +48,30 @@ def of_ir(ir: Mapping[str, Any]) -> Json:
     """Return the shape that an IR of version 2 holds: the same without ids."""
     return {
         "interfaces": [
-            {"name": one["name"], "properties": _without_ids(one)} for one in ir["interfaces"]
+            {"name": interface["name"], "properties": _without_ids(interface)}
+            for interface in ir["interfaces"]
         ],
         "nodes": [
             {
-                "name": one["name"],
-                "annotations": one["annotations"],
-                "implements": sorted({ref["type_name"] for ref in one["implements"]}),
-                "properties": _without_ids(one),
-                "constraints": [constraint_of_ir(rule) for rule in one["constraints"]],
+                "name": node["name"],
+                "annotations": node["annotations"],
+                "implements": sorted({ref["type_name"] for ref in node["implements"]}),
+                "properties": _without_ids(node),
+                "constraints": [constraint_of_ir(rule) for rule in node["constraints"]],
             }
-            for one in ir["nodes"]
+            for node in ir["nodes"]
         ],
         "edges": [
             {
-                "name": one["name"],
-                "from_type": one["from_type"]["type_name"],
-                "to_type": one["to_type"]["type_name"],
-                "cardinality": one["cardinality"],
-                "annotations": one["annotations"],
-                "properties": _without_ids(one),
-                "constraints": [constraint_of_ir(rule) for rule in one["constraints"]],
+                "name": edge["name"],
+                "from_type": edge["from_type"]["type_name"],
+                "to_type": edge["to_type"]["type_name"],
+                "cardinality": edge["cardinality"],
+                "annotations": edge["annotations"],
+                "properties": _without_ids(edge),
+                "constraints": [constraint_of_ir(rule) for rule in edge["constraints"]],
             }
-            for one in ir["edges"]
+            for edge in ir["edges"]
         ],
     }
 
@@ -89,7 +90,7 @@ def constraint_of_ir(rule: Mapping[str, Any]) -> Json:
     """Return a rule of an IR of version 2 in the form that shapes and IR of version 1 have."""
     kind = rule["kind"]
     if kind in _LISTED:
-        return {_LISTED[kind]: [field_name(one) for one in rule["fields"]]}
+        return {_LISTED[kind]: [field_name(field) for field in rule["fields"]]}
     column = field_name(rule["field"])
     if kind == "range":
         return {"Range": {"property": column, "min": rule["min"], "max": rule["max"]}}
@@ -105,109 +106,112 @@ def field_name(field: Mapping[str, Any]) -> str:
 # --- from the model ----------------------------------------------------------------------------
 
 
-def _interface(one: InterfaceType) -> Json:
-    return {"name": one.name, "properties": [_property(p) for p in _sorted(one.properties)]}
-
-
-def _node(one: NodeType, interfaces: Mapping[str, InterfaceType]) -> Json:
-    implements = sorted(set(one.implements))
+def _interface(interface: InterfaceType) -> Json:
     return {
-        "name": one.name,
-        "annotations": _annotations(one.annotations),
+        "name": interface.name,
+        "properties": [_property(p) for p in _sorted(interface.properties)],
+    }
+
+
+def _node(node: NodeType, interfaces: Mapping[str, InterfaceType]) -> Json:
+    implements = sorted(set(node.implements))
+    return {
+        "name": node.name,
+        "annotations": _annotations(node.annotations),
         "implements": implements,
         "properties": [
             _property(
                 p,
-                p.name not in one.inherited,
+                p.name not in node.inherited,
                 [
                     {"owner_name": name, "property_name": p.name}
                     for name in implements
                     if p.name in {other.name for other in interfaces[name].properties}
                 ],
             )
-            for p in _sorted(one.properties)
+            for p in _sorted(node.properties)
         ],
-        "constraints": _constraints(one.constraints()),
+        "constraints": _constraints(node.constraints()),
     }
 
 
-def _edge(one: EdgeType) -> Json:
+def _edge(edge: EdgeType) -> Json:
     return {
-        "name": one.name,
-        "from_type": one.source,
-        "to_type": one.target,
-        "cardinality": {"min": one.cardinality[0], "max": one.cardinality[1]},
-        "annotations": _annotations(one.annotations),
-        "properties": [_property(p) for p in _sorted(one.properties)],
-        "constraints": _constraints(one.constraints()),
+        "name": edge.name,
+        "from_type": edge.source,
+        "to_type": edge.target,
+        "cardinality": {"min": edge.cardinality[0], "max": edge.cardinality[1]},
+        "annotations": _annotations(edge.annotations),
+        "properties": [_property(p) for p in _sorted(edge.properties)],
+        "constraints": _constraints(edge.constraints()),
     }
 
 
-def _property(one: Property, direct: bool = True, satisfies: list[Json] | None = None) -> Json:
-    marked = {a.name for a in one.annotations if a.value is None}
+def _property(prop: Property, direct: bool = True, satisfies: list[Json] | None = None) -> Json:
+    marked = {a.name for a in prop.annotations if a.value is None}
     return {
-        "name": one.name,
-        "prop_type": _type(one.type),
-        "annotations": _annotations(one.annotations),
+        "name": prop.name,
+        "prop_type": _type(prop.type),
+        "annotations": _annotations(prop.annotations),
         "property_constraints": [mark for mark in _MARKS if mark in marked],
-        "embed_source": _embed_source(one),
+        "embed_source": _embed_source(prop),
         "declared_directly": direct,
         "satisfies_interface_properties": satisfies or [],
     }
 
 
-def _type(one: EngineType) -> Json:
-    width = one.vector_width()
-    values = one.enum_values
+def _type(engine_type: EngineType) -> Json:
+    width = engine_type.vector_width()
+    values = engine_type.enum_values
     return {
-        "scalar": one.scalar if width is None else {"Vector": width},
-        "nullable": one.nullable,
-        "list": one.list,
+        "scalar": engine_type.scalar if width is None else {"Vector": width},
+        "nullable": engine_type.nullable,
+        "list": engine_type.list,
         "enum_values": None if values is None else sorted(set(values)),
     }
 
 
-def _embed_source(one: Property) -> Json | None:
-    found = next((a for a in one.annotations if a.name == "embed"), None)
-    if found is None or found.value is None:
+def _embed_source(prop: Property) -> Json | None:
+    annotation = next((a for a in prop.annotations if a.name == "embed"), None)
+    if annotation is None or annotation.value is None:
         return None
-    return {"property_name": found.value, "model": dict(found.kwargs).get("model")}
+    return {"property_name": annotation.value, "model": dict(annotation.kwargs).get("model")}
 
 
 def _annotations(annotations: Iterable[Annotation]) -> list[Json]:
     plain = [
-        {"name": one.name, "value": one.value}
-        | ({"kwargs": dict(sorted(one.kwargs))} if one.kwargs else {})
-        for one in annotations
-        if one.name not in _TYPED
+        {"name": annotation.name, "value": annotation.value}
+        | ({"kwargs": dict(sorted(annotation.kwargs))} if annotation.kwargs else {})
+        for annotation in annotations
+        if annotation.name not in _TYPED
     ]
-    by_text = {_compact(one): one for one in plain}
+    by_text = {_compact(entry): entry for entry in plain}
     return [by_text[text] for text in sorted(by_text)]
 
 
 def _constraints(constraints: Iterable[Constraint]) -> list[Json]:
-    ranked = {_rank(one): one for one in constraints}
+    ranked = {_rank(rule): rule for rule in constraints}
     return [_constraint(ranked[rank]) for rank in sorted(ranked)]
 
 
-def _constraint(one: Constraint) -> Json:
-    if one.kind == "Range":
-        low, high = (_bound(bound) for bound in one.bounds)
-        return {one.kind: {"property": one.columns[0], "min": low, "max": high}}
-    if one.kind == "Check":
-        return {one.kind: {"property": one.columns[0], "pattern": one.pattern}}
-    return {one.kind: sorted(set(one.columns))}
+def _constraint(rule: Constraint) -> Json:
+    if rule.kind == "Range":
+        low, high = (_bound(bound) for bound in rule.bounds)
+        return {rule.kind: {"property": rule.columns[0], "min": low, "max": high}}
+    if rule.kind == "Check":
+        return {rule.kind: {"property": rule.columns[0], "pattern": rule.pattern}}
+    return {rule.kind: sorted(set(rule.columns))}
 
 
-def _rank(one: Constraint) -> str:
+def _rank(rule: Constraint) -> str:
     """Return what the engine sorts rules by; equal ones are one."""
-    kind = one.kind.lower()
-    if one.kind == "Range":
-        low, high = (_bound_text(_bound(bound)) for bound in one.bounds)
-        return f"{kind}:{one.columns[0]}:{low}:{high}"
-    if one.kind == "Check":
-        return f"{kind}:{one.columns[0]}:{one.pattern}"
-    return f"{kind}:{','.join(sorted(set(one.columns)))}"
+    kind = rule.kind.lower()
+    if rule.kind == "Range":
+        low, high = (_bound_text(_bound(bound)) for bound in rule.bounds)
+        return f"{kind}:{rule.columns[0]}:{low}:{high}"
+    if rule.kind == "Check":
+        return f"{kind}:{rule.columns[0]}:{rule.pattern}"
+    return f"{kind}:{','.join(sorted(set(rule.columns)))}"
 
 
 def _bound(bound: int | float | None) -> Json | None:
@@ -236,23 +240,23 @@ def _as_rust_prints(value: int | float) -> str:
 def _without_ids(owner: Mapping[str, Any]) -> list[Json]:
     return [
         {
-            "name": one["name"],
-            "prop_type": one["prop_type"],
-            "annotations": one["annotations"],
-            "property_constraints": one["property_constraints"],
-            "embed_source": _embed_without_ids(one["embed_source"]),
-            "declared_directly": one["declared_directly"],
+            "name": p["name"],
+            "prop_type": p["prop_type"],
+            "annotations": p["annotations"],
+            "property_constraints": p["property_constraints"],
+            "embed_source": _embed_without_ids(p["embed_source"]),
+            "declared_directly": p["declared_directly"],
             "satisfies_interface_properties": [
                 {"owner_name": owner_name, "property_name": name}
                 for owner_name, name in sorted(
                     {
                         (ref["owner_type_name"], ref["property_name"])
-                        for ref in one["satisfies_interface_properties"]
+                        for ref in p["satisfies_interface_properties"]
                     }
                 )
             ],
         }
-        for one in owner["properties"]
+        for p in owner["properties"]
     ]
 
 
@@ -267,7 +271,7 @@ def _by_name(named: Mapping[str, Any]) -> list[Any]:
 
 
 def _sorted(properties: Iterable[Property]) -> list[Property]:
-    return sorted(properties, key=lambda one: one.name)
+    return sorted(properties, key=lambda p: p.name)
 
 
 def _compact(document: Any) -> str:
@@ -279,7 +283,7 @@ def _with_rust_floats(text: str) -> str:
 
     No text of a person can look like one: its quotes are escaped.
     """
-    return _SMALL_FLOAT.sub(lambda found: found[1] + _spelled(found[2], int(found[3])), text)
+    return _SMALL_FLOAT.sub(lambda match: match[1] + _spelled(match[2], int(match[3])), text)
 
 
 def _spelled(digits: str, exponent: int) -> str:

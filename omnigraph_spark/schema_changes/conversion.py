@@ -88,15 +88,19 @@ def _schema(storage: Storage, snapshot: Snapshot) -> tuple[str, EngineSchema]:
     text = engine_schema.merged(known.text, known.lost)
     schema = engine_schema.parse_pg(text)
     for key in snapshot.tables:
-        there, whole = schema.of_table(key), known.schema.of_table(key)
-        named = {p.name for p in there.properties} if there is not None else set()
-        if there is None or (whole is not None and {p.name for p in whole.properties} - named):
+        declared, whole = schema.of_table(key), known.schema.of_table(key)
+        named = {p.name for p in declared.properties} if declared is not None else set()
+        if declared is None or (whole is not None and {p.name for p in whole.properties} - named):
             raise CorruptManifestError(
                 f"{layout.SCHEMA_PG} doesn't say all of {key}",
                 expected="a type with all properties of the table",
                 hint="Nothing was made. Run OmniGraph.repair(dry_run=False) on the source first",
             )
-    without = [one for one in schema.types() if one.table_key not in snapshot.tables]
+    without = [
+        engine_type
+        for engine_type in schema.types()
+        if engine_type.table_key not in snapshot.tables
+    ]
     if without:
         raise CorruptManifestError(
             f"{without[0].table_key} is in {layout.SCHEMA_PG} and has no table",
@@ -110,16 +114,16 @@ def _check_columns(
     storage: Storage,
     snapshot: Snapshot,
     key: str,
-    one: NodeType | EdgeType | None,
+    engine_type: NodeType | EdgeType | None,
     form: int,
 ) -> None:
     """Refuse what the new form can't say, and columns that the schema doesn't name."""
-    assert one is not None
+    assert engine_type is not None
     entry = snapshot.entry(key)
-    place = (entry.location, entry.table_branch, entry.table_version)
-    columns = {f.name: f for f in open_for_reading(storage, *place).schema}
+    coordinates = (entry.location, entry.table_branch, entry.table_version)
+    columns = {f.name: f for f in open_for_reading(storage, *coordinates).schema}
     kind, _ = layout.split_table_key(key)
-    known = {p.name: p for p in one.properties}
+    known = {p.name: p for p in engine_type.properties}
     for name in sorted(columns.keys() - known.keys() - {*SYSTEM_COLUMNS[kind]}):
         raise UnsupportedError(
             f"{key}.{name} is a column that the engine doesn't know: the schema can't name it",
@@ -135,39 +139,39 @@ def _check_columns(
                 found=str(columns.get(name)),
             )
     if form == new_graph.OF_TODAY:
-        _refuse_rules_of_edges(one)
+        _refuse_rules_of_edges(engine_type)
     else:
-        _refuse_keys(one)
+        _refuse_keys(engine_type)
 
 
-def _refuse_rules_of_edges(one: NodeType | EdgeType) -> None:
+def _refuse_rules_of_edges(engine_type: NodeType | EdgeType) -> None:
     """Refuse rules that today's engines know on nodes only: they would refuse the whole graph."""
-    for rule in one.constraints() if isinstance(one, EdgeType) else ():
+    for rule in engine_type.constraints() if isinstance(engine_type, EdgeType) else ():
         if rule.kind in ("Range", "Check", "Key"):
             raise UnsupportedError(
-                f"{one.table_key} has a rule that today's engines know on node types only",
+                f"{engine_type.table_key} has a rule that today's engines know on node types only",
                 expected="@unique, @index and @card",
                 found=f"@{rule.kind.lower()}({', '.join(rule.columns)})",
                 hint=f"Nothing was made. Take the rule out of {layout.SCHEMA_PG} with the engine",
             )
 
 
-def _refuse_keys(one: NodeType | EdgeType) -> None:
-    for rule in one.constraints() if isinstance(one, NodeType) else ():
+def _refuse_keys(engine_type: NodeType | EdgeType) -> None:
+    for rule in engine_type.constraints() if isinstance(engine_type, NodeType) else ():
         if rule.kind != "Key":
             continue
-        kinds = {p.name: p.type.scalar for p in one.properties}
+        kinds = {p.name: p.type.scalar for p in engine_type.properties}
         if len(rule.columns) > 1 or kinds.get(rule.columns[0]) != "String":
             raise UnsupportedError(
-                f"The key of {one.table_key} is none that the older form can have",
+                f"The key of {engine_type.table_key} is none that the older form can have",
                 expected="one property of type String",
                 found=", ".join(f"{name}: {kinds.get(name)}" for name in rule.columns),
                 hint="Nothing was made. Write the rows to a new graph with another key",
             )
 
 
-def _is_alike(there: pa.Field, wanted: pa.Field) -> bool:
-    return str(there.type) == str(wanted.type) and bool(there.nullable == wanted.nullable)
+def _is_alike(stored: pa.Field, declared: pa.Field) -> bool:
+    return str(stored.type) == str(declared.type) and bool(stored.nullable == declared.nullable)
 
 
 def _make(made: Storage, text: str, schema: EngineSchema, form: int) -> None:
@@ -182,20 +186,20 @@ def _told(schema: EngineSchema, form: int) -> dict[str, Any]:
     """Return what a write must be told of tables that it makes; today's form has them already."""
     if form == new_graph.OF_TODAY:
         return {}
-    keys = {one.name: one.key for one in schema.nodes.values() if one.key is not None}
-    ends = {one.name: (one.source, one.target) for one in schema.edges.values()}
-    return {name: told for name, told in (("keys", keys), ("endpoints", ends)) if told}
+    keys = {node.name: node.key for node in schema.nodes.values() if node.key is not None}
+    ends = {edge.name: (edge.source, edge.target) for edge in schema.edges.values()}
+    return {name: value for name, value in (("keys", keys), ("endpoints", ends)) if value}
 
 
 def _check_counts(before: Snapshot, after: Snapshot) -> None:
     """Compare the rows of the tables: nothing may be lost without a word."""
-    wanted = {key: entry.row_count for key, entry in before.tables.items()}
-    found = {key: entry.row_count for key, entry in after.tables.items()}
-    if wanted != found:
-        differing = sorted(k for k in {*wanted, *found} if wanted.get(k) != found.get(k))
+    expected = {key: entry.row_count for key, entry in before.tables.items()}
+    actual = {key: entry.row_count for key, entry in after.tables.items()}
+    if expected != actual:
+        differing = sorted(k for k in {*expected, *actual} if expected.get(k) != actual.get(k))
         raise StorageError(
             f"The new graph has other rows than the source: {', '.join(differing)[:200]}",
-            expected=str({key: wanted.get(key) for key in differing})[:200],
-            found=str({key: found.get(key) for key in differing})[:200],
+            expected=str({key: expected.get(key) for key in differing})[:200],
+            found=str({key: actual.get(key) for key in differing})[:200],
             hint="Delete the new graph and convert again; another process may have written to it",
         )

@@ -92,12 +92,12 @@ def add_property(
     properties = {key: merge_schema.named(key, [column])}
     together = formats.of_graph(storage).has_identities
     if name in target.schema.names:
-        there = target.schema.field(name)
-        if str(there.type) != str(column.field.type):
+        existing = target.schema.field(name)
+        if str(existing.type) != str(column.field.type):
             raise SchemaMismatchError(
                 f"{key} has a column {name} of another type",
                 expected=str(column.field.type),
-                found=str(there.type),
+                found=str(existing.type),
                 hint="Drop or rename that property first",
                 table_key=key,
                 column=name,
@@ -190,40 +190,42 @@ def widen_property(
     plan = _plan(storage, options, table)
     (target,) = plan.targets.values()
     _check_free(storage, plan, target, name)
-    there = target.schema.field(name)
-    wanted = _column(name, f"{kind.strip().removesuffix('?')}?" if _is_engines(kind) else kind)
+    existing = target.schema.field(name)
+    column = _column(name, f"{kind.strip().removesuffix('?')}?" if _is_engines(kind) else kind)
     if _is_engines(kind):
-        _refuse_other_values(storage, target, name, wanted)
-    if str(wanted.field.type) == str(there.type) and spark_types.same_type(
-        spark_types.spark_type(wanted.field), spark_types.spark_type(there)
+        _refuse_other_values(storage, target, name, column)
+    if str(column.field.type) == str(existing.type) and spark_types.same_type(
+        spark_types.spark_type(column.field), spark_types.spark_type(existing)
     ):
         version = load(storage, plan.branch).graph_version
         return Committed(plan.publish_id, version, skipped=True)
-    if not _holds(there.type, wanted.field.type):
+    if not _holds(existing.type, column.field.type):
         raise SchemaMismatchError(
-            f"{target.table_key}.{name} can't become {wanted.field.type}",
+            f"{target.table_key}.{name} can't become {column.field.type}",
             expected="from "
             + "; ".join(f"{a} to {', '.join(map(str, b))}" for a, b in _WIDER.items())
             + "; a decimal to one with no fewer digits on either side of the point",
-            found=f"{there.type} to {wanted.field.type}",
+            found=f"{existing.type} to {column.field.type}",
             hint="Add another property, fill it with an upsert, then drop this one",
             table_key=target.table_key,
             column=name,
         )
-    kept = {k: v for k, v in (there.metadata or {}).items() if k != SPARK_TYPE_NOTE}
-    field = pa.field(name, wanted.field.type, there.nullable, kept or None)
+    metadata = {k: v for k, v in (existing.metadata or {}).items() if k != SPARK_TYPE_NOTE}
+    field = pa.field(name, column.field.type, existing.nullable, metadata or None)
     return _reshaped(storage, options, plan, {name: name}, field)
 
 
 def _refuse_other_values(
-    storage: Storage, target: TableTarget, name: str, wanted: NewColumn
+    storage: Storage, target: TableTarget, name: str, column: NewColumn
 ) -> None:
     """Refuse an enum's values: they are a rule, which the table's columns don't show."""
     known = (engine_schema.read(storage) or EngineSchema()).of_table(target.table_key)
-    types = {} if known is None else {one.name: one.type for one in known.properties}
+    types = {} if known is None else {p.name: p.type for p in known.properties}
     old, new = (
-        None if one is None or one.enum_values is None else sorted(one.enum_values)
-        for one in (types.get(name), wanted.engine)
+        None
+        if engine_type is None or engine_type.enum_values is None
+        else sorted(engine_type.enum_values)
+        for engine_type in (types.get(name), column.engine)
     )
     if old != new:
         raise SchemaMismatchError(
@@ -367,9 +369,9 @@ def _reshaped(
     old = frozenset(names)
     if formats.of_graph(storage).has_identities:
         return _reshaped_together(plan, names, retyped)
-    asked = remember_types(storage, options, [key])
-    if asked is not None:
-        plan = plan_write(storage, asked, {key: None})
+    remembered = remember_types(storage, options, [key])
+    if remembered is not None:
+        plan = plan_write(storage, remembered, {key: None})
     target = plan.targets[key]
     forgotten = _part(_known(storage, plan, key), old)
     property_files.forget(storage, key, old)
@@ -429,14 +431,14 @@ def _known(storage: Storage, plan: WritePlan, key: str) -> NodeType | EdgeType |
     return known_types.known(storage, snapshot).schema.of_table(key)
 
 
-def _part(one: NodeType | EdgeType | None, names: frozenset[str]) -> Forgotten:
+def _part(engine_type: NodeType | EdgeType | None, names: frozenset[str]) -> Forgotten:
     """Return some properties of a type, and the rules that name them."""
-    if one is None:
+    if engine_type is None:
         return Forgotten()
     return Forgotten(
-        tuple(p for p in one.properties if p.name in names),
-        tuple(rule for rule in one.rules if names & set(rule.columns)),
-        tuple(p.name for p in one.properties),
+        tuple(p for p in engine_type.properties if p.name in names),
+        tuple(rule for rule in engine_type.rules if names & set(rule.columns)),
+        tuple(p.name for p in engine_type.properties),
     )
 
 
@@ -452,7 +454,7 @@ def _under(
     now by what its type tells.
     """
     properties, rules = [], []
-    known = {one.name: one for one in forgotten.properties}
+    known = {p.name: p for p in forgotten.properties}
     for old, new in names.items():
         if new is None:
             continue
@@ -460,15 +462,15 @@ def _under(
         relaxed = new == old and retyped is None
         engine = engine_type_of(field.with_nullable(True) if relaxed else field, {})
         if not isinstance(engine, LeftOut):
-            there = known.get(old, Property(new, engine))
-            kind = replace(there.type, nullable=True) if relaxed else there.type
+            prop = known.get(old, Property(new, engine))
+            kind = replace(prop.type, nullable=True) if relaxed else prop.type
             kind = kind if retyped is None else engine
-            properties.append(Property(new, kind, there.annotations))
+            properties.append(Property(new, kind, prop.annotations))
     for rule in forgotten.rules:
         columns = tuple(names.get(name, name) for name in rule.columns)
         if None not in columns:
-            kept = tuple(name for name in columns if name is not None)
-            rules.append(Constraint(rule.kind, kept, rule.bounds, rule.pattern))
+            renamed = tuple(name for name in columns if name is not None)
+            rules.append(Constraint(rule.kind, renamed, rule.bounds, rule.pattern))
     order = tuple(names.get(name) or name for name in forgotten.order)
     return Forgotten(tuple(properties), tuple(rules), order)
 

@@ -91,10 +91,10 @@ def read_options(schema: StructType) -> dict[str, str]:
     Raises:
         UnsupportedError: the table has no binding (it was created with a column list).
     """
-    found = field_metadata.bound_options(schema)
-    if found is None:
+    bound = field_metadata.bound_options(schema)
+    if bound is None:
         raise _unbound(schema)
-    return found
+    return bound
 
 
 def write_options(schema: StructType) -> dict[str, str]:
@@ -105,17 +105,19 @@ def write_options(schema: StructType) -> dict[str, str]:
             column list in CREATE TABLE), the query's arrived (an INSERT of a table into itself), or
             the table is pinned to a version or shows only a part of its rows.
     """
-    found = field_metadata.bound_options_for_write(schema)
-    if found is None:
+    bound = field_metadata.bound_options_for_write(schema)
+    if bound is None:
         raise _unbound(schema)
     for name in (*_PINS, *_PARTS):
-        if name in found:
-            what = "is pinned to a version" if name in _PINS else "isn't a whole table of the graph"
+        if name in bound:
+            reason = (
+                "is pinned to a version" if name in _PINS else "isn't a whole table of the graph"
+            )
             raise UnsupportedError(
-                f"This catalog table {what} (option {name}), so nothing is written through it",
+                f"This catalog table {reason} (option {name}), so nothing is written through it",
                 hint="Write through a table that is created without that option",
             )
-    return {key: value for key, value in found.items() if key not in (*_READ_TUNING, "schema")}
+    return {key: value for key, value in bound.items() if key not in (*_READ_TUNING, "schema")}
 
 
 def declared_columns(schema: StructType) -> StructType | None:
@@ -170,9 +172,9 @@ def create_tables(
         key: ".".join(_quoted(part) for part in (database, name) if part is not None)
         for key, name in names.items()
     }
-    wanted = {key: {"path": uri, "table": key, **given} for key in names}
-    there = {key: _columns_there(spark, place) for key, place in places.items()}
-    for key, columns in there.items():
+    options = {key: {"path": uri, "table": key, **given} for key in names}
+    existing = {key: _columns_there(spark, identifier) for key, identifier in places.items()}
+    for key, columns in existing.items():
         bound = None if columns is None else field_metadata.bound_options(columns)
         if columns is not None and (bound is None or bound.get("path") != uri):
             raise OptionError(
@@ -180,29 +182,29 @@ def create_tables(
                 expected="a name that is free, or that this method made before",
                 hint="Give a prefix or another database; nothing was made",
             )
-    for key, place in places.items():
-        old = there[key]
+    for key, identifier in places.items():
+        old = existing[key]
         if old is not None:
-            if _is_current(spark, old, wanted[key]):
+            if _is_current(spark, old, options[key]):
                 continue
-            spark.sql(f"DROP TABLE {place}")
-        listed = ", ".join(f"`{name}` {_literal_of(text)}" for name, text in wanted[key].items())
-        spark.sql(f"CREATE TABLE {place} USING omnigraph OPTIONS ({listed})")
+            spark.sql(f"DROP TABLE {identifier}")
+        listed = ", ".join(f"`{name}` {_literal_of(text)}" for name, text in options[key].items())
+        spark.sql(f"CREATE TABLE {identifier} USING omnigraph OPTIONS ({listed})")
     return places
 
 
-def _columns_there(spark: SparkSession, place: str) -> StructType | None:
-    return spark.table(place).schema if spark.catalog.tableExists(place) else None
+def _columns_there(spark: SparkSession, identifier: str) -> StructType | None:
+    return spark.table(identifier).schema if spark.catalog.tableExists(identifier) else None
 
 
-def _is_current(spark: SparkSession, there: StructType, wanted: Mapping[str, str]) -> bool:
+def _is_current(spark: SparkSession, existing: StructType, options: Mapping[str, str]) -> bool:
     """Return whether a catalog table has the options and columns that it would be made with now."""
-    bound = field_metadata.bound_options(there) or {}
-    if bound != {key.lower(): value for key, value in wanted.items()}:
+    bound = field_metadata.bound_options(existing) or {}
+    if bound != {key.lower(): value for key, value in options.items()}:
         return False
-    given = {key: value for key, value in wanted.items() if key != "path"}
-    now = spark.read.format("omnigraph").options(**given).load(wanted["path"]).schema
-    return [(f.name, f.dataType) for f in now] == [(f.name, f.dataType) for f in there]
+    given = {key: value for key, value in options.items() if key != "path"}
+    now = spark.read.format("omnigraph").options(**given).load(options["path"]).schema
+    return [(f.name, f.dataType) for f in now] == [(f.name, f.dataType) for f in existing]
 
 
 def _quoted(name: str) -> str:
@@ -254,12 +256,12 @@ def refuse_unseen(plan: WritePlan, seen: Mapping[str, Collection[str]], schema: 
 
 def _unbound(schema: StructType) -> UnsupportedError:
     if any(field_metadata.TABLE in field.metadata for field in schema):
-        what = "The columns that arrived aren't those of one catalog table"
+        reason = "The columns that arrived aren't those of one catalog table"
     else:
-        what = "No path arrived: Spark hands none over for this statement"
+        reason = "No path arrived: Spark hands none over for this statement"
     columns = ", ".join(f"{f.name} {f.dataType.simpleString().upper()}" for f in schema)[:300]
     return UnsupportedError(
-        what,
+        reason,
         expected="a table that was created without a column list, and not changed since",
         found="CREATE TABLE … (columns) or … AS SELECT, saveAsTable, or save without a path",
         hint=f"Write: {_EXAMPLE} (for a table that isn't in the graph yet with one more option, "

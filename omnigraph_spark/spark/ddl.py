@@ -83,20 +83,20 @@ class _Parser:
 
     def fields(self, end: str | None) -> list[StructField]:
         """Read `name [:] type [NOT NULL] [COMMENT '…']`, separated by commas, up to `end`."""
-        found = [self._field()]
+        fields = [self._field()]
         while self._peek() == ",":
             self._take()
-            found.append(self._field())
+            fields.append(self._field())
         if self._peek() != end:
             raise self._malformed(self._peek())
-        return found
+        return fields
 
     def alone(self) -> DataType:
         """Read one type, and nothing behind it."""
-        found = self._type()
+        data_type = self._type()
         if self._peek() is not None:
             raise self._malformed(self._peek())
-        return found
+        return data_type
 
     def _field(self) -> StructField:
         name = self._take()
@@ -180,13 +180,13 @@ class _Parser:
         return token
 
     def _expect(self, token: str) -> None:
-        found = self._take()
-        if found.lower() != token:
-            raise self._malformed(found)
+        actual = self._take()
+        if actual.lower() != token:
+            raise self._malformed(actual)
 
-    def _malformed(self, found: str | None) -> OptionError:
+    def _malformed(self, actual: str | None) -> OptionError:
         return OptionError(
             f"{self._what} is malformed",
             expected=self._example,
-            found=repr(found) if found else "the end of the text",
+            found=repr(actual) if actual else "the end of the text",
         )

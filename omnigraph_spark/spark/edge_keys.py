@@ -29,7 +29,7 @@ def with_keys(
         OptionError: a key of no column, of a type without one text, or other keys than recorded.
         StorageError: the store failed.
     """
-    found = dict(targets)
+    keyed = dict(targets)
     edges = [key for key in targets if layout.is_edge(key)]
     known = recorded(storage, options.branch, [k for k in edges if targets[k].mode != CREATE])
     nodes = {name for name in options.edge_keys if layout.table_key(layout.EDGE, name) not in edges}
@@ -40,21 +40,21 @@ def with_keys(
             hint="Option keys names the key of a node table",
         )
     for key in edges:
-        asked, kept = options.edge_keys.get(key.partition(":")[2], ()), known.get(key, ())
-        if asked and kept and asked != kept:
+        given, stored = options.edge_keys.get(key.partition(":")[2], ()), known.get(key, ())
+        if given and stored and given != stored:
             raise OptionError(
                 f"The ids of {key} are made from other columns",
-                expected=", ".join(kept),
-                found=", ".join(asked),
+                expected=", ".join(stored),
+                found=", ".join(given),
                 hint="Leave edgeKeys out: the table knows its keys",
             )
-        names = kept or asked
+        names = stored or given
         if names:
             _check(names, targets[key])
             # All ids are made by the rule from here on, also where every row is replaced.
-            keeps = bool(kept) or targets[key].mode in (CREATE, OVERWRITE)
-            found[key] = replace(targets[key], edge_key=names, keeps_key=keeps)
-    return found
+            keeps = bool(stored) or targets[key].mode in (CREATE, OVERWRITE)
+            keyed[key] = replace(targets[key], edge_key=names, keeps_key=keeps)
+    return keyed
 
 
 def recorded(storage: Storage, branch: str, tables: list[str]) -> dict[str, tuple[str, ...]]:
@@ -106,12 +106,12 @@ def refuse_some(names: Sequence[str], target: TableTarget) -> None:
 
 def _check(names: tuple[str, ...], target: TableTarget) -> None:
     for name in names:
-        there = name in target.schema.names and name != "id"
-        if there and is_fit(target.schema.field(name).type):
+        exists = name in target.schema.names and name != "id"
+        if exists and is_fit(target.schema.field(name).type):
             continue
         raise OptionError(
             f"{name} of {target.table_key} can't be a key of its edges",
             expected="src, dst, or a property of text, whole numbers, decimals, booleans, dates or "
             "points in time",
-            found=str(target.schema.field(name).type) if there else "no such column",
+            found=str(target.schema.field(name).type) if exists else "no such column",
         )

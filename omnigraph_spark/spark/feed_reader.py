@@ -119,14 +119,14 @@ class FeedReader(DataSourceReader):
         self._storage, self._feed, self._max_bytes = storage, feed, max_bytes
         whole = feed_schema(tables, alone)
         own = {field.name: field for field in whole.fields}
-        for asked in schema.fields:
-            known = own.get(asked.name)
-            if known is None or not spark_types.same_type(known.dataType, asked.dataType):
+        for chosen in schema.fields:
+            known = own.get(chosen.name)
+            if known is None or not spark_types.same_type(known.dataType, chosen.dataType):
                 raise SchemaMismatchError(
                     "The schema asks for a column that the change feed doesn't have",
                     expected=", ".join(f"{f.name} {f.dataType.simpleString()}" for f in whole),
-                    found=f"{asked.name} {asked.dataType.simpleString()}",
-                    column=asked.name,
+                    found=f"{chosen.name} {chosen.dataType.simpleString()}",
+                    column=chosen.name,
                 )
         rows = StructType([f for f in whole.fields if f.name not in LEADING.names])
         owned = frames.ownership(rows, tables, alone=alone)
@@ -211,22 +211,22 @@ class PieceReader:
         assert scan is not None
         target = spark_types.arrow_schema(self.rows)
         owned = self.owned[scan.table_key]
-        asked = self.where.get((scan.table_key, piece.change.version))
-        where = _range(piece) if asked is None else asked
+        predicate = self.where.get((scan.table_key, piece.change.version))
+        where = _range(piece) if predicate is None else predicate
         start, end = scan.rows or (None, None)
         count = 0
         with translated(f"Reading {scan.table_key} of {self.storage.root}"):
             dataset = opened(self.storage, scan)
             stored = dataset.schema
-            there = [name for name in owned.values() if name in stored.names]
+            names = [name for name in owned.values() if name in stored.names]
             fragments = fragments_of(dataset, scan)
             scanner = dataset.scanner(
-                columns=there or ["_rowid"],
+                columns=names or ["_rowid"],
                 filter=where,
                 fragments=fragments,
                 offset=start,
                 limit=None if start is None or end is None else end - start,
-                batch_size=batch_rows(fragments, stored, there),
+                batch_size=batch_rows(fragments, stored, names),
                 batch_size_bytes=BATCH_BYTES,
                 io_buffer_size=AHEAD_BYTES,
                 **scan_options(stored),
@@ -258,7 +258,7 @@ def _batches(rows: pa.Table) -> Iterator[pa.RecordBatch]:
 
 def _told(batch: pa.RecordBatch, kind: str, change: Change, target: pa.Schema) -> pa.RecordBatch:
     """Return rows in the frame's columns, with what is said of each."""
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
         TABLE: change.table_key,
         "_change_type": kind,
         "_commit_version": change.version,
@@ -266,8 +266,8 @@ def _told(batch: pa.RecordBatch, kind: str, change: Change, target: pa.Schema) -
         "_commit_id": change.commit_id,
     }
     columns = [
-        pa.repeat(pa.scalar(told[field.name], field.type), batch.num_rows)
-        if field.name in told
+        pa.repeat(pa.scalar(values[field.name], field.type), batch.num_rows)
+        if field.name in values
         else batch.column(field.name)
         for field in target
     ]
@@ -294,16 +294,16 @@ class MetadataReader(DataSourceReader):
             SchemaMismatchError: a column isn't the frame's, or has another type there.
         """
         own = {field.name: field for field in metadata_schema(kind).fields}
-        for asked in schema.fields:
-            known = own.get(asked.name)
-            if known is None or not spark_types.same_type(known.dataType, asked.dataType):
+        for chosen in schema.fields:
+            known = own.get(chosen.name)
+            if known is None or not spark_types.same_type(known.dataType, chosen.dataType):
                 raise SchemaMismatchError(
                     f"The schema asks for a column that metadata frame {kind} doesn't have",
                     expected=", ".join(
                         f"{f.name} {f.dataType.simpleString()}" for f in own.values()
                     ),
-                    found=f"{asked.name} {asked.dataType.simpleString()}",
-                    column=asked.name,
+                    found=f"{chosen.name} {chosen.dataType.simpleString()}",
+                    column=chosen.name,
                 )
         self._storage = storage
         self._snapshot = snapshot

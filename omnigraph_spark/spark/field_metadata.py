@@ -164,8 +164,8 @@ def bind(schema: StructType, options: Mapping[str, str]) -> StructType:
     mark = _MARK_FLOOR + int(fnv1a64(text), 16) % _MARK_RANGE
     fields = []
     for at, field in enumerate(schema.fields):
-        place = {"options": dict(options), "at": at, "of": len(schema.fields)}
-        extra = {TABLE: json.dumps(place, ensure_ascii=False, sort_keys=True)}
+        binding = {"options": dict(options), "at": at, "of": len(schema.fields)}
+        extra = {TABLE: json.dumps(binding, ensure_ascii=False, sort_keys=True)}
         if field.name == "id":
             extra[VARCHAR] = f"varchar({mark})"
         fields.append(_with(field, extra))
@@ -202,13 +202,15 @@ def bound_options_for_write(schema: StructType) -> dict[str, str] | None:
             found="CREATE TABLE AS SELECT, saveAsTable, or an INSERT of a table into itself",
             hint="Write SELECT CAST(id AS STRING) AS id, … instead of SELECT *, or use .save(path)",
         )
-    whole: list[dict[str, Any]] = [place for place in places if place is not None]
+    whole: list[dict[str, Any]] = [binding for binding in places if binding is not None]
     if not whole or len(whole) != len(places):
         return None
     count = len(places)
     same = all(
-        place.get("at") == at and place.get("of") == count and _options(place) == _options(whole[0])
-        for at, place in enumerate(whole)
+        binding.get("at") == at
+        and binding.get("of") == count
+        and _options(binding) == _options(whole[0])
+        for at, binding in enumerate(whole)
     )
     return _options(whole[0]) if same else None
 
@@ -219,8 +221,8 @@ def _is_marked(field: StructField) -> bool:
     return TABLE in field.metadata and number.isdigit() and int(number) >= _MARK_FLOOR
 
 
-def _options(place: Mapping[str, Any]) -> dict[str, str]:
-    options = place.get("options")
+def _options(binding: Mapping[str, Any]) -> dict[str, str]:
+    options = binding.get("options")
     return {str(k): str(v) for k, v in options.items()} if isinstance(options, dict) else {}
 
 

@@ -76,15 +76,15 @@ class FramePlan:
     def narrowed(self, found: Collection[str]) -> WritePlan:
         """Return the plan of the tables that are written, `found` being those that have rows."""
         plan = self.plan
-        wanted = {*found, *self.named}
-        wanted |= {key for key, target in plan.targets.items() if target.mode == REPLACE}
-        if self.copied and {*plan.targets} - self.copied <= wanted:
-            wanted |= {key for key in self.copied if plan.targets[key].mode == CREATE}
+        needed = {*found, *self.named}
+        needed |= {key for key, target in plan.targets.items() if target.mode == REPLACE}
+        if self.copied and {*plan.targets} - self.copied <= needed:
+            needed |= {key for key in self.copied if plan.targets[key].mode == CREATE}
         for edge in plan.new_types.edges.values():
-            if edge.table_key in wanted:  # a new edge type brings the types that it ends at
+            if edge.table_key in needed:  # a new edge type brings the types that it ends at
                 ends = {layout.table_key(layout.NODE, end) for end in (edge.source, edge.target)}
-                wanted |= {key for key in ends & {*plan.targets} if self._is_new(key)}
-        left = sorted({*plan.targets} - wanted)
+                needed |= {key for key in ends & {*plan.targets} if self._is_new(key)}
+        left = sorted({*plan.targets} - needed)
         if not left:
             return plan
         _log.info(
@@ -94,10 +94,10 @@ class FramePlan:
         )
         return replace(
             plan,
-            targets={key: target for key, target in plan.targets.items() if key in wanted},
-            expected={k: v for k, v in plan.expected.items() if k in wanted | self.demanded},
-            new_types=EngineSchema.of(t for t in plan.new_types.types() if t.table_key in wanted),
-            new_properties={k: v for k, v in plan.new_properties.items() if k in wanted},
+            targets={key: target for key, target in plan.targets.items() if key in needed},
+            expected={k: v for k, v in plan.expected.items() if k in needed | self.demanded},
+            new_types=EngineSchema.of(t for t in plan.new_types.types() if t.table_key in needed),
+            new_properties={k: v for k, v in plan.new_properties.items() if k in needed},
         )
 
     def _is_new(self, key: str) -> bool:
@@ -222,8 +222,8 @@ def _plan_tables(
     of their own, that is done once all else is checked.
     """
 
-    def planned(asked: WriteOptions, there: Snapshot, moved: Mapping[str, int]) -> WritePlan:
-        return _planned(storage, there, asked, written, definitions, known, carrier, moved)
+    def planned(asked: WriteOptions, newest: Snapshot, moved: Mapping[str, int]) -> WritePlan:
+        return _planned(storage, newest, asked, written, definitions, known, carrier, moved)
 
     form = options.graph_format
     missing = form is not None and new_graph.is_missing(storage, form)
@@ -310,7 +310,7 @@ def _replacing(
     if options.replace_where is None:
         return plan
     try:
-        found = user_filter.predicates(options.replace_where, columns, table_column)
+        by_table = user_filter.predicates(options.replace_where, columns, table_column)
     except OptionError as error:
         raise OptionError(
             error.what.replace("Option filter", "Option replaceWhere"),
@@ -320,7 +320,7 @@ def _replacing(
         ) from error
     texts = {True: ALL_ROWS, False: NO_ROWS}
     targets = {
-        key: replace(target, replaces=one if isinstance(one := found[key], str) else texts[one])
+        key: replace(target, replaces=one if isinstance(one := by_table[key], str) else texts[one])
         for key, target in plan.targets.items()
     }
     return replace(plan, targets=targets)

@@ -143,23 +143,23 @@ def filters_of(schemas: Mapping[str, pa.Schema], options: ReadOptions) -> dict[s
     """
     if options.filter is None:
         return dict.fromkeys(schemas, True)
-    asked = {name.lower() for name in user_filter.named_columns(options.filter)}
+    named = {name.lower() for name in user_filter.named_columns(options.filter)}
     stored = {name for schema in schemas.values() for name in schema.names}
-    wanted = asked | {name for name in stored if name.lower() in asked}
+    needed = named | {name for name in stored if name.lower() in named}
     # `age__int` is one table's `age`.
-    wanted |= {
-        f"{name}__" for name in stored if any(a.startswith(f"{name}__".lower()) for a in asked)
+    needed |= {
+        f"{name}__" for name in stored if any(a.startswith(f"{name}__".lower()) for a in named)
     }
     whole_graph = options.table is None
-    found = _Frame(schemas, whole_graph, wanted, None).columns
-    known = {name for columns in found.values() for name in columns}
-    missing = {name for name in wanted & stored if name not in known}
+    by_table = _Frame(schemas, whole_graph, needed, None).columns
+    known = {name for columns in by_table.values() for name in columns}
+    missing = {name for name in needed & stored if name not in known}
     tables = {
         key: {
             **columns,
             **{name: schemas[key].field(name) for name in missing & {*schemas[key].names}},
         }
-        for key, columns in found.items()
+        for key, columns in by_table.items()
     }
     return user_filter.predicates(options.filter, tables, TABLE if whole_graph else None)
 
@@ -171,13 +171,13 @@ class _Frame:
         self,
         schemas: Mapping[str, pa.Schema],
         whole_graph: bool,
-        wanted: Collection[str] | None,
+        chosen: Collection[str] | None,
         engine: EngineSchema | None,
         empty: Iterable[str] = (),
     ) -> None:
         self.whole_graph = whole_graph
         tables = {
-            key: table_struct(key, _chosen(schema, whole_graph, wanted), engine)
+            key: table_struct(key, _chosen(schema, whole_graph, chosen), engine)
             for key, schema in schemas.items()
         }
         if whole_graph:
@@ -202,34 +202,34 @@ class _Frame:
                 hint="To count rows, read any one column",
             )
         fields = {field.name: field for field in self.schema.fields}
-        for asked in schema.fields:
-            own = fields.get(asked.name)
-            if asked.name in METADATA_COLUMNS:
-                own = StructField(asked.name, LongType(), False)
+        for chosen in schema.fields:
+            own = fields.get(chosen.name)
+            if chosen.name in METADATA_COLUMNS:
+                own = StructField(chosen.name, LongType(), False)
             if own is None:
                 raise SchemaMismatchError(
-                    f"The schema asks for column {asked.name!r}, which isn't there",
+                    f"The schema asks for column {chosen.name!r}, which isn't there",
                     expected=", ".join(self.all_names[:_SHOWN]),
                     hint=did_you_mean(
-                        asked.name,
+                        chosen.name,
                         self.all_names,
                         "A schema may leave columns out and reorder them; rename with Spark",
                     ),
-                    column=asked.name,
+                    column=chosen.name,
                 )
-            if not spark_types.same_type(own.dataType, asked.dataType):
+            if not spark_types.same_type(own.dataType, chosen.dataType):
                 raise SchemaMismatchError(
-                    f"The schema asks for column {asked.name} with another type",
+                    f"The schema asks for column {chosen.name} with another type",
                     expected=own.dataType.simpleString().upper(),
-                    found=asked.dataType.simpleString().upper(),
+                    found=chosen.dataType.simpleString().upper(),
                     hint="Read it as it is and cast it with Spark",
-                    column=asked.name,
+                    column=chosen.name,
                 )
-            if not asked.nullable and own.nullable and self._may_be_null(asked.name):
+            if not chosen.nullable and own.nullable and self._may_be_null(chosen.name):
                 raise SchemaMismatchError(
-                    f"The schema declares column {asked.name} not null, and it may be null",
-                    expected=f"{asked.name} without NOT NULL",
-                    column=asked.name,
+                    f"The schema declares column {chosen.name} not null, and it may be null",
+                    expected=f"{chosen.name} without NOT NULL",
+                    column=chosen.name,
                 )
 
     def _may_be_null(self, name: str) -> bool:
@@ -238,15 +238,15 @@ class _Frame:
         )
 
 
-def _chosen(schema: pa.Schema, whole_graph: bool, wanted: Collection[str] | None) -> list[pa.Field]:
+def _chosen(schema: pa.Schema, whole_graph: bool, names: Collection[str] | None) -> list[pa.Field]:
     """Return the stored fields that are wanted, so that the others' types don't matter."""
-    if wanted is None:
+    if names is None:
         return list(schema)
     if not whole_graph:
-        return [field for field in schema if field.name in wanted]
+        return [field for field in schema if field.name in names]
     # `age__int` is read from `age`, and which of the two names is right depends on all the tables.
-    roots = {name[: at + 1] for name in wanted for at in range(len(name))}
-    return [f for f in schema if f.name in wanted or f"{f.name}__" in roots]
+    roots = {name[: at + 1] for name in names for at in range(len(name))}
+    return [f for f in schema if f.name in names or f"{f.name}__" in roots]
 
 
 def table_struct(
@@ -263,7 +263,7 @@ def table_struct(
     node = None if engine is None or kind != layout.NODE else engine.nodes.get(name)
     edge = None if engine is None or kind != layout.EDGE else engine.edges.get(name)
     definition = node or edge
-    types = {one.name: one.type for one in definition.properties} if definition else {}
+    types = {p.name: p.type for p in definition.properties} if definition else {}
     shown = column_order.as_shown(fields, kind == layout.EDGE, list(types))
     id_may_be_null = kind == layout.EDGE or (node is not None and node.key is not None)
     return StructType(

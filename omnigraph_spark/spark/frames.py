@@ -293,11 +293,11 @@ def pack(
     for key, schema in schemas_of(frames).items():
         layout.split_table_key(key)
         schemas[key] = _checked(key, schema)
-    asked = options.parse(options.of_python({"endpoints": endpoints, "keys": keys}))
+    parsed = options.parse(options.of_python({"endpoints": endpoints, "keys": keys}))
     wide = whole_graph_schema(
         schemas,
-        checked_endpoints(asked.get("endpoints") or {}),
-        _checked_keys(asked.get("keys") or {}, schemas),
+        checked_endpoints(parsed.get("endpoints") or {}),
+        _checked_keys(parsed.get("keys") or {}, schemas),
         named=True,
     )
     owned = ownership(wide, schemas)
@@ -322,7 +322,7 @@ def schemas_of(frames: Mapping[str, DataFrame]) -> dict[str, StructType]:
         raise OptionError(
             "The frames to write are no mapping", expected=_FRAMES, found=type(frames).__name__
         )
-    found = {}
+    schemas = {}
     for name, frame in frames.items():
         schema = getattr(frame, "schema", None)
         if not isinstance(name, str) or not isinstance(schema, StructType):
@@ -332,8 +332,8 @@ def schemas_of(frames: Mapping[str, DataFrame]) -> dict[str, StructType]:
                 found=type(frame).__name__ if isinstance(name, str) else type(name).__name__,
                 hint="Make one with spark.createDataFrame",
             )
-        found[name] = schema
-    return found
+        schemas[name] = schema
+    return schemas
 
 
 def _checked(key: str, schema: StructType) -> StructType:
@@ -472,13 +472,13 @@ def split_changes(last: DataFrame) -> tuple[dict[str, DataFrame], dict[str, Data
     from pyspark.sql import functions as sf
 
     is_gone = sf.col("_change_type") == "delete"
-    found = last.select(TABLE, is_gone.alias("gone")).distinct().collect()
+    groups = last.select(TABLE, is_gone.alias("gone")).distinct().collect()
     rows = unpack(last.where(~is_gone))
-    written = {row[TABLE]: rows[row[TABLE]] for row in found if not row["gone"]}
+    written = {row[TABLE]: rows[row[TABLE]] for row in groups if not row["gone"]}
     ids = last.where(is_gone)
     gone = {
         row[TABLE]: ids.where(sf.col(TABLE) == row[TABLE]).select("id")
-        for row in found
+        for row in groups
         if row["gone"]
     }
     return written, gone

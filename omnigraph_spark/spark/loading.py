@@ -132,15 +132,19 @@ def resolve(raw: Mapping[str, str]) -> Load:
         GraphNotFoundError, BranchNotFoundError, VersionNotFoundError: what the names say.
         UnsupportedManifestVersion, CorruptManifestError, StorageError: the graph can't be read.
     """
-    asked = ReadOptions.of(options.parse(raw))
-    storage = Storage.at(asked.path, asked.storage)
-    if asked.feed is not None:
-        span = changes.span(storage, asked.branch, asked.feed)
-        return Load(storage, asked, snapshot.load(storage, asked.branch, None), span)
+    requested = ReadOptions.of(options.parse(raw))
+    storage = Storage.at(requested.path, requested.storage)
+    if requested.feed is not None:
+        span = changes.span(storage, requested.branch, requested.feed)
+        return Load(storage, requested, snapshot.load(storage, requested.branch, None), span)
     branch, version = refs.resolve(
-        storage, asked.branch, asked.branch_given, asked.version_as_of, asked.timestamp_as_of
+        storage,
+        requested.branch,
+        requested.branch_given,
+        requested.version_as_of,
+        requested.timestamp_as_of,
     )
-    return Load(storage, asked, snapshot.load(storage, branch, version))
+    return Load(storage, requested, snapshot.load(storage, branch, version))
 
 
 def is_for_stream(raw: Mapping[str, str]) -> bool:
@@ -150,14 +154,14 @@ def is_for_stream(raw: Mapping[str, str]) -> bool:
     """
     try:
         parsed = options.parse(raw)
-        asked = StreamOptions.of(parsed)
+        requested = StreamOptions.of(parsed)
     except OptionError:
         return False
     try:
         ReadOptions.of(parsed)
     except OptionError:
         return True
-    return asked.ends.start_version == LATEST
+    return requested.ends.start_version == LATEST
 
 
 def resolve_stream(raw: Mapping[str, str], loaded: Load | None) -> StreamLoad:
@@ -188,8 +192,8 @@ def catalog_schema(raw: Mapping[str, str]) -> StructType:
     columns = None if declared is None else ddl.parse_columns(declared)
     reading = options.for_scope(raw, options.READ)
     try:
-        found = resolve(reading).schema()
-        schema = found if columns is None else _declared(found, columns)
+        stored = resolve(reading).schema()
+        schema = stored if columns is None else _declared(stored, columns)
     except (GraphNotFoundError, TableNotFoundError):
         if columns is None or "table" not in raw:
             raise
@@ -211,7 +215,7 @@ def _unpinned(schema: StructType) -> StructType:
     )
 
 
-def _declared(found: StructType, declared: StructType) -> StructType:
+def _declared(stored: StructType, declared: StructType) -> StructType:
     """Return a table's own columns where the table is there already, if they are the declared ones.
 
     Raises:
@@ -220,18 +224,18 @@ def _declared(found: StructType, declared: StructType) -> StructType:
     from omnigraph_spark.errors import SchemaMismatchError
     from omnigraph_spark.spark import spark_types
 
-    there = {one.name: one for one in found.fields}
-    for one in declared.fields:
-        own = there.get(one.name)
-        if own is None or not spark_types.same_type(own.dataType, one.dataType):
+    known = {col.name: col for col in stored.fields}
+    for col in declared.fields:
+        own = known.get(col.name)
+        if own is None or not spark_types.same_type(own.dataType, col.dataType):
             raise SchemaMismatchError(
-                f"The table is in the graph already, and its column {one.name} is another",
-                expected=f"{one.name} {one.dataType.simpleString().upper()}, by the option schema",
+                f"The table is in the graph already, and its column {col.name} is another",
+                expected=f"{col.name} {col.dataType.simpleString().upper()}, by the option schema",
                 found="no such column" if own is None else own.dataType.simpleString().upper(),
                 hint="Leave the option schema out: the graph's own columns are taken",
-                column=one.name,
+                column=col.name,
             )
-    return found
+    return stored
 
 
 def catalog_reader(raw: Mapping[str, str], schema: StructType) -> DataSourceReader:

@@ -52,31 +52,32 @@ def clauses(name: str, given: Clauses, matched: bool) -> list[Clause]:
     if isinstance(given, str | Mapping):
         pairs = [(None, given)]
     elif isinstance(given, Sequence) and all(
-        isinstance(one, Sequence) and not isinstance(one, str) and len(one) == 2 for one in given
+        isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
+        for pair in given
     ):
         pairs = given
     else:
         raise _malformed(name, given, matched)
-    found = []
+    parsed = []
     for condition, action in pairs:
         if isinstance(action, Mapping):
             if not action or "id" in action:
                 raise _malformed(name, action, matched)
-            found.append(Clause(matched, condition, UPDATE if matched else INSERT, action))
+            parsed.append(Clause(matched, condition, UPDATE if matched else INSERT, action))
         elif action in (MATCHED if matched else NOT_MATCHED):
-            found.append(Clause(matched, condition, action))
+            parsed.append(Clause(matched, condition, action))
         else:
             raise _malformed(name, action, matched)
-    return found
+    return parsed
 
 
-def _malformed(name: str, found: object, matched: bool) -> OptionError:
-    words = " or ".join(repr(one) for one in (MATCHED if matched else NOT_MATCHED))
+def _malformed(name: str, given: object, matched: bool) -> OptionError:
+    words = " or ".join(repr(action) for action in (MATCHED if matched else NOT_MATCHED))
     return OptionError(
         f"{name} is malformed",
         expected=f"{words}, a mapping of columns other than id to expressions, or a list of "
         "(condition, one of these)",
-        found=repr(found)[:200],
+        found=repr(given)[:200],
         hint='Such as [("source.at > target.at", "update")]; a condition of None takes all rows',
     )
 
@@ -103,10 +104,10 @@ def split(
         source = _with_id(target, source)
         same = [sf.col("source.id") == sf.col("target.id")]
     joined = source.alias("source").join(target.alias("target"), reduce(and_, same), "left")
-    there = sf.col("target.id").isNotNull()
+    matched = sf.col("target.id").isNotNull()
     number = None
     for at, clause in enumerate(found):
-        taken = there if clause.matched else ~there
+        taken = matched if clause.matched else ~matched
         if clause.condition is not None:
             taken = taken & _expression(clause.condition)
         number = sf.when(taken, at) if number is None else number.when(taken, at)
@@ -160,16 +161,16 @@ def _with_id(target: DataFrame, source: DataFrame) -> DataFrame:
     return source.withColumn("id", source[key])
 
 
-def _assigned(found: Sequence[Clause], source: DataFrame) -> list[str]:
+def _assigned(cases: Sequence[Clause], source: DataFrame) -> list[str]:
     names: dict[str, None] = {}
-    for clause in found:
+    for clause in cases:
         if clause.action in (UPDATE, INSERT):
             names |= dict.fromkeys(source.columns if clause.values is None else clause.values)
     return [name for name in names if name != "id"]
 
 
 def _value(
-    name: str, found: Sequence[Clause], number: Column, target: DataFrame, source: DataFrame
+    name: str, cases: Sequence[Clause], number: Column, target: DataFrame, source: DataFrame
 ) -> Column:
     """Return what a column becomes: by its row's clause, else what the table has, else null."""
     from pyspark.sql import functions as sf
@@ -177,7 +178,7 @@ def _value(
     quoted = _quoted(name)
     stored = sf.col(f"target.{quoted}") if name in target.columns else sf.lit(None)
     value = None
-    for at, clause in enumerate(found):
+    for at, clause in enumerate(cases):
         if clause.action not in (UPDATE, INSERT):
             continue
         if clause.values is None:

@@ -53,7 +53,7 @@ def widened(
         ]
         if columns:
             refuse_unseen(plan.storage, key, columns)
-            targets[key] = with_columns(target, [one.field for one in columns])
+            targets[key] = with_columns(target, [column.field for column in columns])
             properties[key] = named(key, columns)
     if targets == plan.targets:
         return plan
@@ -97,8 +97,8 @@ def with_columns(target: TableTarget, fields: list[pa.Field]) -> TableTarget:
         SchemaMismatchError: a name that no column can have.
     """
     names = [field.name for field in fields]
-    there = target.schema.names
-    spark_types.check_new_names([*there, *names], target.table_key, there)
+    existing = target.schema.names
+    spark_types.check_new_names([*existing, *names], target.table_key, existing)
     nullable = [field.with_nullable(True) for field in fields]
     new = column_order.behind(target.schema, nullable)
     wide = pa.schema([*target.schema, *new], target.schema.metadata)
@@ -107,10 +107,10 @@ def with_columns(target: TableTarget, fields: list[pa.Field]) -> TableTarget:
 
 def named(table_key: str, columns: list[NewColumn]) -> tuple[Property, ...]:
     """Return what the schema files may say of new columns; logs those that the engine can't see."""
-    found = []
-    for one in columns:
-        carried = {} if one.engine is None else {one.field.name: one.engine}
-        engine = engine_type_of(one.field.with_nullable(True), carried)
+    properties = []
+    for column in columns:
+        carried = {} if column.engine is None else {column.field.name: column.engine}
+        engine = engine_type_of(column.field.with_nullable(True), carried)
         if isinstance(engine, LeftOut):
             _log.warning(
                 "%s.%s is kept, and the engine doesn't see it: %s",
@@ -119,8 +119,8 @@ def named(table_key: str, columns: list[NewColumn]) -> tuple[Property, ...]:
                 engine.reason,
             )
         else:
-            found.append(Property(one.field.name, engine))
-    return tuple(found)
+            properties.append(Property(column.field.name, engine))
+    return tuple(properties)
 
 
 def with_properties(
@@ -129,9 +129,9 @@ def with_properties(
     """Return a schema whose types have more properties; for rules, not for the files."""
     changed = []
     for key, new in properties.items():
-        one = schema.of_table(key)
-        if one is not None:
+        engine_type = schema.of_table(key)
+        if engine_type is not None:
             known = {p.name for p in new}
-            kept = tuple(p for p in one.properties if p.name not in known)
-            changed.append(replace(one, properties=(*kept, *new)))
+            others = tuple(p for p in engine_type.properties if p.name not in known)
+            changed.append(replace(engine_type, properties=(*others, *new)))
     return EngineSchema.of(changed).with_types(schema)

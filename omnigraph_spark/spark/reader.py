@@ -124,14 +124,32 @@ class OmnigraphReader(DataSourceReader):
     def push(self, spark_filters: Sequence[Any]) -> Iterable[Any]:
         """Take over the filters that Lance answers exactly; return those left to Spark."""
         # No table stores them, and a column that a table lacks counts as null there.
-        computed = [filters.names_one_of(one, self._columns.metadata) for one in spark_filters]
-        stored = [one for one, is_not in zip(spark_filters, computed, strict=True) if not is_not]
+        computed = [
+            filters.names_one_of(spark_filter, self._columns.metadata)
+            for spark_filter in spark_filters
+        ]
+        stored = [
+            spark_filter
+            for spark_filter, is_not in zip(spark_filters, computed, strict=True)
+            if not is_not
+        ]
         pushed = filters.push(
             stored, self._columns.fields, TABLE if self._columns.whole_graph else None
         )
         self._predicates = dict(pushed.predicates)
-        left = [one for one, handled in zip(stored, pushed.handled, strict=True) if not handled]
-        return [*left, *(one for one, is_ in zip(spark_filters, computed, strict=True) if is_)]
+        left = [
+            spark_filter
+            for spark_filter, handled in zip(stored, pushed.handled, strict=True)
+            if not handled
+        ]
+        return [
+            *left,
+            *(
+                spark_filter
+                for spark_filter, is_ in zip(spark_filters, computed, strict=True)
+                if is_
+            ),
+        ]
 
     @at_spark
     def partitions(self) -> Sequence[InputPartition]:
@@ -253,9 +271,9 @@ class OmnigraphReader(DataSourceReader):
 
     def _filter(self, key: str) -> str | None:
         """Return all that a row of the table must satisfy as Lance's SQL, None for nothing."""
-        kept = self._kept(key)
-        assert kept is not False
-        return None if kept is True else str(kept)
+        predicate = self._kept(key)
+        assert predicate is not False
+        return None if predicate is True else str(predicate)
 
     def _kept(self, key: str) -> filters.Predicate:
         """Return what the option `filter` and Spark's own filters keep of a table."""

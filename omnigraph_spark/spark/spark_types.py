@@ -278,8 +278,8 @@ def new_property(field: StructField, engine_type_text: str | None = None) -> New
         stored = pa.list_(stored.value_field, carried.width)
     note = _NOTES.get(type(field.dataType))
     metadata = None if note is None else {SPARK_TYPE_NOTE: note}
-    kept = required or (carried is not None and not carried.nullable)
-    untyped = pa.field(field.name, stored, field.nullable or not kept, metadata)
+    not_null = required or (carried is not None and not carried.nullable)
+    untyped = pa.field(field.name, stored, field.nullable or not not_null, metadata)
     engine_type = property_types.of_field(untyped) if property_types.can_name(field.name) else None
     if engine_type is None:
         untyped = untyped.with_nullable(True)
@@ -402,16 +402,18 @@ def with_columns_of(first: StructType, second: StructType, table_key: str, hint:
     Raises:
         SchemaMismatchError: a column has another type in the two; `hint` says what to do.
     """
-    known = {one.name: one for one in first.fields}
-    for one in second.fields:
-        own = known.get(one.name)
-        if own is not None and not same_type(own.dataType, one.dataType):
+    known = {field.name: field for field in first.fields}
+    for field in second.fields:
+        own = known.get(field.name)
+        if own is not None and not same_type(own.dataType, field.dataType):
             raise SchemaMismatchError(
-                f"Column {one.name} of {table_key} has another type in another version",
+                f"Column {field.name} of {table_key} has another type in another version",
                 expected=own.dataType.simpleString(),
-                found=one.dataType.simpleString(),
+                found=field.dataType.simpleString(),
                 hint=hint,
                 table_key=table_key,
-                column=one.name,
+                column=field.name,
             )
-    return StructType([*first.fields, *(one for one in second.fields if one.name not in known)])
+    return StructType(
+        [*first.fields, *(field for field in second.fields if field.name not in known)]
+    )

@@ -59,9 +59,9 @@ class StreamLoad:
             GraphNotFoundError, BranchNotFoundError, TableNotFoundError: as the names say.
             StorageError: the graph can't be read.
         """
-        asked = StreamOptions.of(parsed)
-        storage = Storage.at(asked.read.path, asked.read.storage)
-        return cls(storage, asked, load(storage, asked.read.branch), feed_tables)
+        requested = StreamOptions.of(parsed)
+        storage = Storage.at(requested.read.path, requested.read.storage)
+        return cls(storage, requested, load(storage, requested.read.branch), feed_tables)
 
     @property
     def table(self) -> str | None:
@@ -139,20 +139,20 @@ class OmnigraphStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             OptionError: the option `filter` isn't one that Lance answers as Spark's `where` does.
             TableNotFoundError, StorageError: a table isn't there, or the store failed.
         """
-        asked = load.asked
-        if asked.limits and not _HAS_LIMITS:
+        requested = load.asked
+        if requested.limits and not _HAS_LIMITS:
             raise UnsupportedError(
-                f"{asked.limits[0]} needs Spark 4.2, which says where a batch begins",
+                f"{requested.limits[0]} needs Spark 4.2, which says where a batch begins",
                 hint="Leave it out: a batch then has all that is new",
             )
         own = load.schema()
         _check(schema, own)
-        if asked.read.filter is not None:
-            frame_schema.filters_of(load.stored(), asked.read)
+        if requested.read.filter is not None:
+            frame_schema.filters_of(load.stored(), requested.read)
         self._load, self._schema = load, schema
-        self._chosen = asked.read.columns is not None or not {*own.names} <= {*schema.names}
+        self._chosen = requested.read.columns is not None or not {*own.names} <= {*schema.names}
         self._rows = schema
-        if asked.change_feed:
+        if requested.change_feed:
             self._rows = StructType([f for f in own.fields if f.name not in LEADING.names])
         self._plan: StreamPlan | None = None
         self._target: Position | None = None
@@ -192,10 +192,10 @@ class OmnigraphStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return a limit that stands for the options' limits; they are looked up in the options."""
         from pyspark.sql.streaming.datasource import ReadMaxFiles, ReadMaxRows
 
-        asked = self._load.asked
-        if asked.max_rows is not None:
-            return ReadMaxRows(asked.max_rows)
-        return ReadMaxFiles(asked.max_commits)
+        requested = self._load.asked
+        if requested.max_rows is not None:
+            return ReadMaxRows(requested.max_rows)
+        return ReadMaxFiles(requested.max_commits)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Take down what is there now: a query with `Trigger.AvailableNow` ends there."""
@@ -216,18 +216,18 @@ class OmnigraphStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             StorageError: the store failed.
         """
         plan = self._planned()
-        found = plan.changes(Position.of(start), Position.of(end))
+        changes = plan.changes(Position.of(start), Position.of(end))
         planner = plan.planner
-        owned = self._owned(planner, [change for change, _ in found])
+        owned = self._owned(planner, [change for change, _ in changes])
         pieces: list[Sized] = []
         where: dict[tuple[str, int], str] = {}
-        for change, some in found:
-            kept = self._kept(planner, change)
-            if isinstance(kept, str):
-                where[change.table_key, change.version] = kept
-            pieces += some if kept is not False else ()
+        for change, some in changes:
+            predicate = self._kept(planner, change)
+            if isinstance(predicate, str):
+                where[change.table_key, change.version] = predicate
+            pieces += some if predicate is not False else ()
         _faults.point("stream.planned")
-        return [StreamPartition(one, owned, where) for one in planner.shared(pieces)]
+        return [StreamPartition(partition, owned, where) for partition in planner.shared(pieces)]
 
     @at_spark
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -281,10 +281,10 @@ class OmnigraphStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                     continue
                 structs[key] = struct
                 alone = self._load.table is not None
-                found = frames.ownership(self._rows, {key: struct}, alone=alone)[key]
+                mapped = frames.ownership(self._rows, {key: struct}, alone=alone)[key]
                 new = entry is change.after and change.version > self._load.snapshot.graph_version
-                self._check_drift(change, struct, found, is_new=new)
-                owned[key] = {**owned.get(key, {}), **found}
+                self._check_drift(change, struct, mapped, is_new=new)
+                owned[key] = {**owned.get(key, {}), **mapped}
         return owned
 
     def _check_drift(
@@ -292,34 +292,34 @@ class OmnigraphStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     ) -> None:
         names = set(self._rows.names)
         wide = self._load.table is None or self._load.asked.change_feed
-        for one in struct.fields:
-            if one.name in owned.values() or one.name == "_table":
+        for column in struct.fields:
+            if column.name in owned.values() or column.name == "_table":
                 continue
-            retyped = one.name in names or (
-                wide and any(n.startswith(f"{one.name}__") for n in names)
+            retyped = column.name in names or (
+                wide and any(n.startswith(f"{column.name}__") for n in names)
             )
             if retyped or (is_new and not self._chosen):
                 raise SchemaMismatchError(
-                    f"Column {one.name} of {change.table_key} "
+                    f"Column {column.name} of {change.table_key} "
                     + ("has another type" if retyped else "was added")
                     + f" in version {change.version}",
                     expected="the columns that the table had when the query was started",
-                    found=f"{one.name} {one.dataType.simpleString().upper()}",
+                    found=f"{column.name} {column.dataType.simpleString().upper()}",
                     hint="Start the query again from its checkpoint: it then has the new columns",
                     table_key=change.table_key,
-                    column=one.name,
+                    column=column.name,
                 )
 
 
 def _check(schema: StructType, own: StructType) -> None:
     """Refuse a user's schema that is more than a choice of the frame's columns."""
-    known = {one.name: one for one in own.fields}
-    for one in schema.fields:
-        ours = known.get(one.name)
-        if ours is None or not spark_types.same_type(ours.dataType, one.dataType):
+    known = {column.name: column for column in own.fields}
+    for column in schema.fields:
+        ours = known.get(column.name)
+        if ours is None or not spark_types.same_type(ours.dataType, column.dataType):
             raise SchemaMismatchError(
-                f"The schema asks for {one.name!r}, which the stream doesn't have in that type",
+                f"The schema asks for {column.name!r}, which the stream doesn't have in that type",
                 expected=", ".join(f"{f.name} {f.dataType.simpleString()}" for f in own)[:600],
-                found=f"{one.name} {one.dataType.simpleString()}",
-                column=one.name,
+                found=f"{column.name} {column.dataType.simpleString()}",
+                column=column.name,
             )

@@ -68,10 +68,10 @@ class OmnigraphStreamWriter(DataSourceStreamArrowWriter):
             UnsupportedManifestVersion, RecoveryPendingError, StorageError: the graph can't be
                 written.
         """
-        asked = WriteOptions.of(options.parse(raw), overwrite, stream=True)
+        requested = WriteOptions.of(options.parse(raw), overwrite, stream=True)
         # A stream's frame was read once, and written many times since: it expects no version.
-        self._asked = replace(asked, last_writer_wins=True)
-        self._storage = Storage.at(asked.path, asked.storage)
+        self._asked = replace(requested, last_writer_wins=True)
+        self._storage = Storage.at(requested.path, requested.storage)
         self._schema = schema
         self._framed = self._planned() if plans else None
         self._published = self._batches_seen() if plans else {}
@@ -116,12 +116,12 @@ class OmnigraphStreamWriter(DataSourceStreamArrowWriter):
             OmnigraphError: as `write.commit.commit`.
         """
         ours = own_messages(messages)
-        staged = [one for message in ours for one in message.staged()]
+        staged = [part for message in ours for part in message.staged()]
         framed = self._framed_of(ours, batchId)
         if framed is None or any(_is_done(message) for message in ours):
             _log.info("batch %d was published before, or has no task", batchId)
             return
-        plan = framed.narrowed({one.table_key for one in staged})
+        plan = framed.narrowed({part.table_key for part in staged})
         refuse_doubles(plan, ours, staged)
         _faults.point("stream.commit")
         done = commit.commit(plan, staged)
@@ -137,7 +137,7 @@ class OmnigraphStreamWriter(DataSourceStreamArrowWriter):
         ours = own_messages(messages)
         framed = self._framed_of(ours, batchId)
         if framed is not None:
-            staged = [one for message in ours for one in message.staged()]
+            staged = [part for message in ours for part in message.staged()]
             commit.abort(framed.plan, staged, complete=len(ours) == len(messages))
 
     def _planned(self) -> FramePlan:
@@ -145,16 +145,16 @@ class OmnigraphStreamWriter(DataSourceStreamArrowWriter):
 
     def _batches_seen(self) -> dict[str, int]:
         """Return, of the newest write of each table, which batch of which application it was."""
-        found: dict[str, int] = {}
+        seen: dict[str, int] = {}
         try:
             tables = load(self._storage, self._asked.branch).tables
         except GraphNotFoundError:
-            return found
+            return seen
         for entry in tables.values():
             txn = entry.ours.get("txn")
             if isinstance(txn, list) and len(txn) == 2:
-                found[str(txn[0])] = max(int(txn[1]), found.get(str(txn[0]), -1))
-        return found
+                seen[str(txn[0])] = max(int(txn[1]), seen.get(str(txn[0]), -1))
+        return seen
 
     def _framed_of(
         self, messages: Sequence[OmnigraphCommitMessage], number: int

@@ -73,7 +73,8 @@ class Diff:
             SchemaMismatchError: a column has other types in the two.
         """
         given: list[Any] = [
-            None if one is None else one.value for one in (path, before, after, table, storage)
+            None if argument is None else argument.value
+            for argument in (path, before, after, table, storage)
         ]
         return AnalyzeResult(_compared(*given)[-1])
 

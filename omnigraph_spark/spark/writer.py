@@ -104,13 +104,13 @@ class OmnigraphWriter(DataSourceArrowWriter):
             OmnigraphError: as `write.commit.commit`.
         """
         ours = own_messages(messages)
-        staged = [one for message in ours for one in message.staged()]
+        staged = [part for message in ours for part in message.staged()]
         plan = self._framed.plan
         if self._staging:
             refuse_doubles(plan, ours, staged)
             bulk.leave_messages(plan, staged)
             return
-        plan = self._framed.narrowed({one.table_key for one in staged})
+        plan = self._framed.narrowed({part.table_key for part in staged})
         refuse_doubles(plan, ours, staged)
         try:
             done = commit.commit(plan, staged)
@@ -122,7 +122,7 @@ class OmnigraphWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Clean up after a failed job; on the driver. Files go only if a task failed."""
         ours = own_messages(messages)
-        staged = [one for message in ours for one in message.staged()]
+        staged = [part for message in ours for part in message.staged()]
         plan = self._framed.plan
         commit.abort(plan, staged, complete=len(ours) == len(messages))
         if not self._staging:  # the record of many frames is that of the call that stages them

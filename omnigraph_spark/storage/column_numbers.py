@@ -56,12 +56,12 @@ def with_type(dataset: LanceDataset, field: pa.Field) -> LanceSchema:
     Raises:
         StorageError: Lance doesn't take the type.
     """
-    kept = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
+    metadata = {key.decode(): value.decode() for key, value in (field.metadata or {}).items()}
     with translated("Changing columns"):
         empty = _empty(dataset)
         pads = _padded(empty, dataset)
         empty.alter_columns({"path": field.name, "data_type": field.type})  # type: ignore[dict-item]
-        empty.update_field_metadata({field.name: kept}, replace=True)
+        empty.update_field_metadata({field.name: metadata}, replace=True)
         if pads:
             empty.drop_columns(pads)
         return empty.lance_schema
@@ -156,8 +156,8 @@ def _empty(dataset: LanceDataset) -> LanceDataset:
     schema = dataset.lance_schema
     # A new dataset's columns are numbered from 0 without gaps, whatever ids the schema has.
     made = lance.LanceDataset.commit("memory://", lance.LanceOperation.Overwrite(schema, []))
-    kept = lance.LanceOperation.Project(schema)
-    return lance.LanceDataset.commit(made, kept, read_version=made.version)
+    projection = lance.LanceOperation.Project(schema)
+    return lance.LanceDataset.commit(made, projection, read_version=made.version)
 
 
 FieldMap = tuple[tuple[str, int, str, bool], ...]
@@ -178,18 +178,18 @@ def of_new(schema: pa.Schema) -> FieldMap:
 
 def of_schema(lance_schema: Any) -> FieldMap:
     """Return the field map of a schema of Lance's own kind."""
-    found: list[tuple[str, int, str, bool]] = []
+    fields: list[tuple[str, int, str, bool]] = []
 
     def visit(field: Any, prefix: str) -> None:
         arrow = field.to_arrow()
         path = prefix + field.name()
-        found.append((path, field.id(), str(arrow.type), arrow.nullable))
+        fields.append((path, field.id(), str(arrow.type), arrow.nullable))
         for child in field.children():
             visit(child, f"{path}.")
 
     for top in lance_schema.fields():
         visit(top, "")
-    return tuple(found)
+    return tuple(fields)
 
 
 def check(table_key: str, staged: FieldMap, now: FieldMap) -> None:

@@ -76,5 +76,5 @@ def _now_ms() -> int:
 
 def _spelled(value: int) -> str:
     return "".join(
-        chr(_ALPHABET[(value >> (5 * place)) & 31]) for place in reversed(range(_LENGTH))
+        chr(_ALPHABET[(value >> (5 * position)) & 31]) for position in reversed(range(_LENGTH))
     )

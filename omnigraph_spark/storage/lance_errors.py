@@ -153,8 +153,8 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _status(text: str) -> int | None:
-    found = _first(_STATUS, text)
-    return None if found is None else int(found)
+    code = _first(_STATUS, text)
+    return None if code is None else int(code)
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str | None:
@@ -171,21 +171,21 @@ def typed(error: BaseException, what: str) -> OmnigraphError:
     """Return the typed error for an exception of Lance, pyarrow or the store."""
     if isinstance(error, OmnigraphError):
         return error
-    found = first_sentence(str(error))
+    sentence = first_sentence(str(error))
     if isinstance(error, ModuleNotFoundError):
         return StorageError(
             f"{what} needs a package that this Python doesn't have",
-            found=found,
+            found=sentence,
             hint="Install pylance in the Python of the driver and of every executor",
         )
     if outcome_of(error) is Outcome.NOT_FOUND:
         return DatasetNotFoundError(
             f"{what}: it isn't there",
-            found=found,
+            found=sentence,
             hint="If it was there, a cleanup removed it: load the newest version",
         )
     kind = refusal_of(error) or StorageError
-    return kind(f"{what} failed", found=f"{type(error).__name__}: {found}", hint=_HINTS[kind])
+    return kind(f"{what} failed", found=f"{type(error).__name__}: {sentence}", hint=_HINTS[kind])
 
 
 _HINTS: dict[type[StorageError], str] = {

@@ -75,11 +75,11 @@ def _message_start(data: bytes, name: str) -> tuple[int, bytes]:
     return start, footer
 
 
-def _unreadable(name: str, found: str | None = None) -> CorruptManifestError:
+def _unreadable(name: str, detail: str | None = None) -> CorruptManifestError:
     return CorruptManifestError(
         f"{name} is not a version manifest that can be pointed to a new place",
         expected="a file as Lance writes it",
-        found=found,
+        found=detail,
         hint="Nothing was changed in it. Restore it from a copy, or move the graph back",
     )
 

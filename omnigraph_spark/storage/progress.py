@@ -55,7 +55,7 @@ def described(spark: Any, text: str) -> Iterator[None]:
 
 def as_text(title: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a title and, below it, rows in columns of even width."""
-    cells = [[_cell(one) for one in row] for row in rows]
+    cells = [[_cell(value) for value in row] for row in rows]
     shown = [list(names), *cells[:_ROWS]] if cells else []
     widths = [max(len(row[at]) for row in shown) for at in range(len(names))] if shown else []
     lines = [
@@ -67,13 +67,13 @@ def as_text(title: str, names: Sequence[str], rows: Iterable[Sequence[object]]) 
 
 def as_html(title: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a title and a table for a notebook; whatever stands in it is text, never HTML."""
-    cells = [[html.escape(_cell(one)) for one in row] for row in rows]
+    cells = [[html.escape(_cell(value)) for value in row] for row in rows]
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     body = "".join(
         f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells[:_ROWS]
     )
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if cells else ""
-    rest = "".join(f"<p>{one}</p>" for one in _rest(len(cells), ""))
+    rest = "".join(f"<p>{line}</p>" for line in _rest(len(cells), ""))
     return f"<div><strong>{html.escape(title)}</strong>{table}{rest}</div>"
 
 

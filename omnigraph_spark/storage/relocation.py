@@ -214,7 +214,9 @@ def _rebased(
     numbered, fillers = _numbered(raw, own_id)
     schema = dataset.lance_schema
     steps: list[Any] = [lance.LanceOperation.Delete([], fillers, "true")] if fillers else []
-    steps.append(lance.LanceOperation.Merge([_pointed(one, own_id) for one in raw], schema))
+    steps.append(
+        lance.LanceOperation.Merge([_pointed(fragment, own_id) for fragment in raw], schema)
+    )
     with translated(f"Pointing the bases of {own_root} to where the graph is now"):
         rebased = lance.LanceDataset.commit(
             f"{_MEMORY}{uuid.uuid4().hex}",

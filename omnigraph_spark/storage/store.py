@@ -357,8 +357,8 @@ class Storage:
         if self.is_local() and not os.path.isdir(self.uri(prefix)):
             return []
         with translated(f"Listing {prefix} of {self.root}"):
-            found = obstore.list_with_delimiter(self._objects(), prefix=prefix)
-        return sorted(path.rstrip("/") for path in found["common_prefixes"])
+            listing = obstore.list_with_delimiter(self._objects(), prefix=prefix)
+        return sorted(path.rstrip("/") for path in listing["common_prefixes"])
 
     def list(self, prefix: str) -> list[ObjectInfo]:
         """List the objects below a folder, sorted by path; an absent folder is an empty list.
@@ -371,12 +371,12 @@ class Storage:
         if self.is_local() and not os.path.isdir(self.uri(prefix)):
             return []
         with translated(f"Listing {prefix} of {self.root}"):
-            found = [
+            objects = [
                 ObjectInfo(meta["path"], meta["size"], meta["last_modified"])
                 for chunk in obstore.list(self._objects(), prefix=prefix)
                 for meta in chunk
             ]
-        return sorted(found, key=lambda info: info.path)
+        return sorted(objects, key=lambda info: info.path)
 
     def _is_absent(self) -> bool:
         """Return whether the root is a folder that isn't there: asking for it must not make it."""
@@ -536,11 +536,11 @@ def _path(folder: str, version: int) -> str:
 def _hinted(folder: str) -> int | None:
     try:
         with open(os.path.join(folder, _HINT), "rb") as file:
-            found = json.loads(file.read(100))["version"]
+            version = json.loads(file.read(100))["version"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    plausible = type(found) is int and 0 < found < 1 << 62
-    return found if plausible else None
+    plausible = type(version) is int and 0 < version < 1 << 62
+    return version if plausible else None
 
 
 _PREFIX = "lance.auto_cleanup."

@@ -129,8 +129,8 @@ class TableTarget:
 
     def before(self) -> dict[str, str | None]:
         """Return what columns of `schema` are called before the write: None for added ones."""
-        found: dict[str, str | None] = {new: old for old, new in self.renamed if new is not None}
-        return {**found, **dict.fromkeys(self.added)}
+        names: dict[str, str | None] = {new: old for old, new in self.renamed if new is not None}
+        return {**names, **dict.fromkeys(self.added)}
 
     @property
     def data(self) -> str:
@@ -210,7 +210,7 @@ class WritePlan:
     def changes_schema(self) -> bool:
         """Return whether tables or properties come or go with it."""
         targets = self.targets.values()
-        changed = any(one.mode == CREATE or one.has_new_columns for one in targets)
+        changed = any(target.mode == CREATE or target.has_new_columns for target in targets)
         types = (*self.types.types(), *self.new_types.types())
         return bool(changed or self.dropped or types)
 
@@ -336,14 +336,14 @@ def _with_others(
     reads: Mapping[str, ReadFrom],
 ) -> dict[str, TableTarget]:
     """Return targets that say what other writes changed since their frames were read."""
-    found = dict(targets)
+    marked = dict(targets)
     moved = [key for key, read in reads.items() if read.version < snapshot.version(key)]
     if moved:
         rows = read_rows(open_manifest(storage, snapshot.branch))
     for key in moved:
         others = spans_of_others(rows, reads[key], snapshot.tables[key])
-        found[key] = replace(found[key], others=others)
-    return found
+        marked[key] = replace(marked[key], others=others)
+    return marked
 
 
 def head(storage: Storage, options: WriteOptions) -> Snapshot:
@@ -406,7 +406,7 @@ def _target(
             "%s.%s is kept, and the engine doesn't see it: %s", key, left.column, left.reason
         )
     location = snapshot.locations.get(key) or layout.table_location(key)
-    taken = [k for k, place in snapshot.locations.items() if place == location and k != key]
+    taken = [k for k, other in snapshot.locations.items() if other == location and k != key]
     if taken:
         raise SchemaMismatchError(f"{key} would share its folder with {taken[0]}", found=location)
     return TableTarget(
@@ -461,11 +461,11 @@ def _new_types(
         if new is not None and targets[key].mode == CREATE
     ]
     known = {*snapshot.tables, *targets}
-    for one in made:
-        for end in (one.source, one.target) if isinstance(one, EdgeType) else ():
+    for kind in made:
+        for end in (kind.source, kind.target) if isinstance(kind, EdgeType) else ():
             if layout.table_key(layout.NODE, end) not in known:
                 raise OptionError(
-                    f"The new edge table {one.table_key} ends at {end}, which is not a node table",
+                    f"The new edge table {kind.table_key} ends at {end}, which is not a node table",
                     expected=", ".join(sorted(k for k in known if not layout.is_edge(k))) or None,
                     hint="Write the node table first, or both in one frame (omnigraph_spark.pack)",
                 )
@@ -521,6 +521,6 @@ def refuse_moved_on(storage: Storage, snapshot: Snapshot, expected: Mapping[str,
         manifest = open_manifest(storage, snapshot.branch, snapshot.graph_version)
         rows = read_rows(manifest)
     for key in moved:
-        found = snapshot.version(key)
-        if rows is None or not has_same_rows(rows, key, expected[key], found):
-            raise ExpectedVersionMismatch(key, expected[key], found)
+        current = snapshot.version(key)
+        if rows is None or not has_same_rows(rows, key, expected[key], current):
+            raise ExpectedVersionMismatch(key, expected[key], current)

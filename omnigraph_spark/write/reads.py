@@ -77,10 +77,10 @@ def edge_key(rows: pa.Table, key: str) -> tuple[str, ...]:
         pc.and_(pc.equal(kinds, VERSION), pc.greater(versions, gone)),
         pc.match_substring(of_table["metadata"], f'"{EDGE_KEY}":'),
     )
-    found = of_table.filter(says)
-    if not found.num_rows:
+    recorded = of_table.filter(says)
+    if not recorded.num_rows:
         return ()
-    newest = found.filter(pc.equal(found["table_version"], pc.max(found["table_version"])))
+    newest = recorded.filter(pc.equal(recorded["table_version"], pc.max(recorded["table_version"])))
     names = _ours(newest["metadata"][0].as_py()).get(EDGE_KEY)
     return tuple(names) if isinstance(names, list) else ()
 
@@ -101,13 +101,11 @@ def _published(
     rows: pa.Table, key: str, above: int
 ) -> dict[int, tuple[str | None, dict[str, Any]]]:
     rows = identities.of_table(rows, key)
-    wanted = pc.and_(
-        pc.equal(rows["object_type"], VERSION), pc.greater(rows["table_version"], above)
-    )
-    found = rows.filter(wanted).select(["table_version", "table_branch", "metadata"])
+    mask = pc.and_(pc.equal(rows["object_type"], VERSION), pc.greater(rows["table_version"], above))
+    newer = rows.filter(mask).select(["table_version", "table_branch", "metadata"])
     return {
         row["table_version"]: (row["table_branch"], _ours(row["metadata"]))
-        for row in found.to_pylist()
+        for row in newer.to_pylist()
     }
 
 

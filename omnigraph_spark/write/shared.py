@@ -76,7 +76,7 @@ def id_columns(known: NodeType | EdgeType | None, schema: pa.Schema) -> tuple[st
     """
     if not isinstance(known, NodeType):
         return ()
-    keys = [one.columns for one in known.constraints() if one.kind == "Key" and one.columns]
+    keys = [rule.columns for rule in known.constraints() if rule.kind == "Key" and rule.columns]
     names = tuple(sorted(keys[0])) if keys else ()
     kinds = [schema.field(name).type for name in names if name in schema.names]
     if any(pa.types.is_floating(kind) for kind in kinds):

@@ -54,18 +54,18 @@ def schema_with(target: TableTarget, head: LanceDataset) -> LanceSchema:
     Raises:
         SchemaMismatchError: it has another type.
     """
-    there = {field.name: field for field in head.schema}
+    existing = {field.name: field for field in head.schema}
     missing = []
     for name in target.added:
-        wanted = target.schema.field(name)
-        found = there.get(name)
-        if found is None:
-            missing.append(wanted)
-        elif str(found.type) != str(wanted.type):
+        added = target.schema.field(name)
+        present = existing.get(name)
+        if present is None:
+            missing.append(added)
+        elif str(present.type) != str(added.type):
             raise SchemaMismatchError(
                 f"Another writer added {name} to {target.table_key} meanwhile, with another type",
-                expected=str(wanted.type),
-                found=str(found.type),
+                expected=str(added.type),
+                found=str(present.type),
                 hint="Nothing was published. Cast the column, then write again",
                 table_key=target.table_key,
                 column=name,
@@ -86,8 +86,8 @@ def add(round_: Round, head: LanceDataset, schema: LanceSchema) -> LanceDataset:
         return head
     _faults.point("table.before_columns")
     before = int(head.version)
-    there = [fragment.metadata for fragment in head.get_fragments()]
-    merge = LanceOperation.Merge(there, schema)
+    fragments = [fragment.metadata for fragment in head.get_fragments()]
+    merge = LanceOperation.Merge(fragments, schema)
     made = commit(head, before, merge, round_.publish_id, max_retries=0)
     made = contiguous(made, before, round_.publish_id)
     _faults.point("table.columns_added")
@@ -112,14 +112,14 @@ def fitted(
             that the fragments lack allows no nulls.
         StorageError: as `upsert.lance_fragments`.
     """
-    found: list[Any] = []
-    for one in staged:
-        fragments: Sequence[dict[str, Any]] = one.fragments
-        _check(target, one.fields, now)
+    fitted_fragments: list[Any] = []
+    for part in staged:
+        fragments: Sequence[dict[str, Any]] = part.fragments
+        _check(target, part.fields, now)
         if target.has_new_columns:
-            fragments = column_numbers.renumbered(fragments, one.fields, now)
-        found += lance_fragments(storage, fragments, one.matches)
-    return found
+            fragments = column_numbers.renumbered(fragments, part.fields, now)
+        fitted_fragments += lance_fragments(storage, fragments, part.matches)
+    return fitted_fragments
 
 
 def _check(target: TableTarget, staged: FieldMap, now: FieldMap) -> None:
@@ -143,8 +143,8 @@ def reshape(round_: Round, target: TableTarget, entry: TableEntry) -> LanceDatas
         SchemaMismatchError: a column isn't there any more as it was, or its new name is taken.
         StorageError: the store failed.
     """
-    place = (target.table_key, entry.location, target.table_branch, entry.table_version)
-    return reshaped(round_, target, strip(settle(round_, *place)))
+    coordinates = (target.table_key, entry.location, target.table_branch, entry.table_version)
+    return reshaped(round_, target, strip(settle(round_, *coordinates)))
 
 
 def reshaped(round_: Round, target: TableTarget, head: LanceDataset) -> LanceDataset:

@@ -137,20 +137,20 @@ def _staged(
 
 
 def _of_deletes(plan: WritePlan) -> WritePlan:
-    targets = {key: replace(one, mode=DELETE, added=()) for key, one in plan.targets.items()}
+    targets = {key: replace(target, mode=DELETE, added=()) for key, target in plan.targets.items()}
     return replace(plan, mode=DELETE, targets=targets)
 
 
 def _collect(plan: WritePlan, key: str) -> list[StagedTable]:
-    found = plan.storage.get(_path(plan.publish_id, key))
-    if found is None:
+    message = plan.storage.get(_path(plan.publish_id, key))
+    if message is None:
         raise UnsupportedError(
             f"Spark staged {key}, and this process can't see it at {plan.storage.root}",
             expected="a path that this process, the driver and the executors all reach",
             hint="Nothing was published. Under Spark Connect write each frame with df.write, or "
             "give a path on a shared store",
         )
-    return stage.from_json(found.decode("utf-8"))
+    return stage.from_json(message.decode("utf-8"))
 
 
 def _path(publish_id: str, key: str) -> str:

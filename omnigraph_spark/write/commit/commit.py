@@ -151,15 +151,18 @@ def remember_types(
     """
     snapshot = head(storage, options)
     schema = known_types.known(storage, snapshot).schema
-    found = [schema.of_table(key) for key in keys if key in snapshot.tables]
+    engine_types = [schema.of_table(key) for key in keys if key in snapshot.tables]
     types = EngineSchema.of(
-        one
-        for one in found
-        if one is not None and known_types.text_of(one) != snapshot.types.get(one.table_key)
+        engine_type
+        for engine_type in engine_types
+        if engine_type is not None
+        and known_types.text_of(engine_type) != snapshot.types.get(engine_type.table_key)
     )
     if not types.types():
         return None
-    plan = plan_write(storage, options, {one.table_key: None for one in types.types()})
+    plan = plan_write(
+        storage, options, {engine_type.table_key: None for engine_type in types.types()}
+    )
     commit(replace(plan, txn=None, user_metadata=None, types=types), [])
     now = head(storage, options)
     expected = {key: now.version(key) for key in options.expected_table_versions}
@@ -178,8 +181,8 @@ def abort(plan: WritePlan, staged: Iterable[StagedTable], *, complete: bool) -> 
 
 def _by_table(plan: WritePlan, staged: Iterable[StagedTable]) -> dict[str, list[StagedTable]]:
     grouped: dict[str, list[StagedTable]] = {key: [] for key in plan.targets}
-    for one in staged:
-        grouped[one.table_key].append(one)
+    for part in staged:
+        grouped[part.table_key].append(part)
     return grouped
 
 
@@ -190,7 +193,7 @@ def _touched(plan: WritePlan, by_table: Mapping[str, Sequence[StagedTable]]) -> 
 def _is_touched(plan: WritePlan, key: str, by_table: Mapping[str, Sequence[StagedTable]]) -> bool:
     """Return whether a table gets a new version: it has rows, is listed, or is marked by it."""
     target = plan.targets[key]
-    has_rows = any(one.fragments or any(m.rows for m in one.matches) for one in by_table[key])
+    has_rows = any(part.fragments or any(m.rows for m in part.matches) for part in by_table[key])
     listed = target.has_new_columns or target.mode in (OVERWRITE, CREATE, RESTORE)
     listed |= plan.types.of_table(key) is not None
     marked = plan.txn is not None and not plan.txn_whole
@@ -343,8 +346,8 @@ class _Write:
 
     def _is_matched(self, snapshot: Snapshot, rows: pa.Table) -> bool:
         """Match what is replaced or deleted to what is published now; False: nothing is to do."""
-        asked = updates.matched(*self._asked, snapshot, rows) or self._asked
-        self._asked = asked[0], small_files.gathered(*asked)
+        requested = updates.matched(*self._asked, snapshot, rows) or self._asked
+        self._asked = requested[0], small_files.gathered(*requested)
         plan, by_table = updates.for_round(*self._asked, snapshot, self._schema, rows)
         if plan is not self._plan or by_table is not self._by_table:
             self._plan, self._by_table = plan, by_table
@@ -395,7 +398,7 @@ class _Write:
             key: snapshot.tables[key].row_count for key in self._touched if key in snapshot.tables
         }
         for key, rows in had.items() if self._plan.mode == OVERWRITE else ():
-            left = sum(one.rows for one in self._by_table[key])
+            left = sum(part.rows for part in self._by_table[key])
             level = logging.INFO if left or not rows else logging.WARNING
             _log.log(
                 level, "write %s: %s had %d rows, now %d", self._plan.publish_id, key, rows, left
@@ -419,26 +422,26 @@ class _Write:
         plan = self._plan
         ours = plan.marks()
         changes: list[ManifestRow] = []
-        for one in moved:
-            if one.table_key not in snapshot.locations:
-                changes.append(TableRow(one.table_key, one.location))
-            marked = {**ours, **self._told(snapshot, one)}
-            kept = plan.targets[one.table_key]
-            if kept.keeps_key:
-                marked[EDGE_KEY] = list(kept.edge_key)
-            changes += one.rows(manifest_metadata(self._round, one), marked)
+        for table in moved:
+            if table.table_key not in snapshot.locations:
+                changes.append(TableRow(table.table_key, table.location))
+            marked = {**ours, **self._told(snapshot, table)}
+            target = plan.targets[table.table_key]
+            if target.keeps_key:
+                marked[EDGE_KEY] = list(target.edge_key)
+            changes += table.rows(manifest_metadata(self._round, table), marked)
         for key in plan.dropped:
             gone = {**ours, **_of_dropped(snapshot.tables.get(key))}
             changes.append(TombstoneRow(key, snapshot.floors[key], {OURS: gone}))
         guards = untouched_guards(plan, snapshot, self._touched, self._schema)
-        found = {key: snapshot.version(key) for key in guards}
-        before = {one.table_key: one.before for one in moved}
+        guarded = {key: snapshot.version(key) for key in guards}
+        before = {table.table_key: table.before for table in moved}
         edges = frozenset(key for key in (*snapshot.tables, *self._touched) if layout.is_edge(key))
         return Publish(
             branch=plan.branch,
             publish_id=plan.publish_id,
             changes=tuple(changes),
-            expected={**self._check.verdict.read, **found, **before, **self._expected()},
+            expected={**self._check.verdict.read, **guarded, **before, **self._expected()},
             guards=guards | frozenset(plan.expected),
             edge_tables=None if keeps_ids(plan) else edges,
             txn=plan.txn,
@@ -450,21 +453,21 @@ class _Write:
             identities=snapshot.identities,
         )
 
-    def _told(self, snapshot: Snapshot, one: Moved) -> dict[str, str]:
+    def _told(self, snapshot: Snapshot, moved: Moved) -> dict[str, str]:
         """Return the type that a table's version row tells, if `__manifest` doesn't know it."""
-        key, plan = one.table_key, self._plan
+        key, plan = moved.table_key, self._plan
         if self._round.format.has_identities:  # the files there name exactly what is published
             return {}
-        found = plan.types.of_table(key)
-        if found is None:
-            found = self._schema.with_types(plan.new_types).of_table(key)
-            if found is None:
+        engine_type = plan.types.of_table(key)
+        if engine_type is None:
+            engine_type = self._schema.with_types(plan.new_types).of_table(key)
+            if engine_type is None:
                 return {}
-            known = {p.name for p in found.properties}
+            known = {p.name for p in engine_type.properties}
             new = [p for p in plan.new_properties.get(key, ()) if p.name not in known]
-            found = replace(found, properties=(*found.properties, *new))
-            found = reshaped(found, dict(plan.targets[key].renamed))
-        text = known_types.text_of(fitted(found, one.schema))
+            engine_type = replace(engine_type, properties=(*engine_type.properties, *new))
+            engine_type = reshaped(engine_type, dict(plan.targets[key].renamed))
+        text = known_types.text_of(fitted(engine_type, moved.schema))
         return {} if text == snapshot.types.get(key) else {known_types.TYPE: text}
 
     def _expected(self) -> dict[str, int]:
@@ -479,25 +482,25 @@ class _Write:
         """
         self._followed = {}
         for key, version in sorted(self._plan.expected.items()):
-            found = snapshot.version(key)
-            if found == version:
+            current = snapshot.version(key)
+            if current == version:
                 continue
-            if not self._holds(key, version, found, rows):
-                raise ExpectedVersionMismatch(key, version, found)
-            self._followed[key] = found
+            if not self._holds(key, version, current, rows):
+                raise ExpectedVersionMismatch(key, version, current)
+            self._followed[key] = current
 
-    def _holds(self, key: str, version: int, found: int, rows: pa.Table) -> bool:
+    def _holds(self, key: str, version: int, current: int, rows: pa.Table) -> bool:
         """Return whether what the plan expects of a table is true of another published version."""
         target = self._plan.targets.get(key)
         if target is not None and not updates.can_be_matched_again(self._plan, target):
             return False
-        return has_same_rows(rows, key, version, found)
+        return has_same_rows(rows, key, version, current)
 
     def _is_maintained(self, key: str) -> bool:
         """Return whether nothing but maintenance moved a table since its version was expected."""
         rows = read_rows(open_manifest(self._plan.storage, self._plan.branch))
-        found = fold(rows, self._plan.branch, 0).version(key)
-        return self._holds(key, self._plan.expected[key], found, rows)
+        current = fold(rows, self._plan.branch, 0).version(key)
+        return self._holds(key, self._plan.expected[key], current, rows)
 
     def _start_run(self, version: int) -> None:
         if self._has_begun:
@@ -585,7 +588,7 @@ class _Write:
             _log.warning("after write %s: %s", self._plan.publish_id, error)
 
     def _all_staged(self) -> list[StagedTable]:
-        return [one for staged in self._by_table.values() for one in staged]
+        return [part for staged in self._by_table.values() for part in staged]
 
 
 def _of_dropped(entry: TableEntry | None) -> dict[str, int]:

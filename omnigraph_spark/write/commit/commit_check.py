@@ -133,12 +133,14 @@ class CommitCheck:
         Those of a merge of branches are all that it replaces or takes out.
         """
         target = self._plan.targets[key]
-        gone = [one for one in self._by_table[key] if one.deletes or self._plan.merged_parent]
-        if not any(one.matches for one in gone):
+        gone = [part for part in self._by_table[key] if part.deletes or self._plan.merged_parent]
+        if not any(part.matches for part in gone):
             return
-        place = (target.location, target.table_branch, target.version)
-        found = {key: gone}
-        yield from deleted_ids(self._plan.storage, self._plan.storage.dataset(*place), found, key)
+        coordinates = (target.location, target.table_branch, target.version)
+        by_table = {key: gone}
+        yield from deleted_ids(
+            self._plan.storage, self._plan.storage.dataset(*coordinates), by_table, key
+        )
 
     def bad(self, table_key: str) -> pa.Table | None:
         """Return the rows of a table that this round sets aside, None where there are none."""
@@ -198,7 +200,7 @@ def drop_bad(
 def _deletion(made: LanceDataset, staged: Sequence[StagedTable], bad: pa.Table) -> Any:
     from lance import LanceOperation
 
-    paths = [fragment["files"][0]["path"] for one in staged for fragment in one.fragments]
+    paths = [fragment["files"][0]["path"] for part in staged for fragment in part.fragments]
     rows = {
         paths[number]: bad.filter(pc.equal(bad["f"], number))["r"].to_pylist()
         for number in pc.unique(bad["f"]).to_pylist()
@@ -225,15 +227,15 @@ def _may_repeat(target: TableTarget, staged: Iterable[StagedTable]) -> bool:
 
     The stored rows that its tasks matched are compared before the rounds.
     """
-    new = [f for one in staged for f in one.fragments if ROW_IDS not in f]
+    new = [f for part in staged for f in part.fragments if ROW_IDS not in f]
     return len(new) > (1 if target.mode == MERGE else 0)
 
 
 def _files(target: TableTarget, staged: Iterable[StagedTable]) -> tuple[StagedFile, ...]:
     return tuple(
-        StagedFile(target.data.removesuffix("/data"), fragment["physical_rows"], file, one.fields)
-        for one in staged
-        for fragment in one.fragments
+        StagedFile(target.data.removesuffix("/data"), fragment["physical_rows"], file, part.fields)
+        for part in staged
+        for fragment in part.fragments
         for file in fragment["files"][:1]
     )
 
@@ -242,8 +244,8 @@ def _grouped(bad: pa.Table) -> list[tuple[tuple[int, str, str, str], list[int]]]
     """Return the rows to set aside, ascending, by file, rule, column and what was expected."""
     grouped = bad.group_by(["f", "rule", "col", "expected"]).aggregate([("r", "list")]).to_pylist()
     return [
-        ((one["f"], one["rule"], one["col"], one["expected"]), sorted(one["r_list"]))
-        for one in grouped
+        ((row["f"], row["rule"], row["col"], row["expected"]), sorted(row["r_list"]))
+        for row in grouped
     ]
 
 

@@ -50,7 +50,7 @@ def deleted_ids(
     storage: Storage, dataset: LanceDataset, found: ByTable, key: str
 ) -> Iterator[pa.Array]:
     """Yield the ids of a table's rows that a delete takes out, in bounded pieces."""
-    grouped = matches.by_fragment(match for one in found[key] for match in one.matches)
+    grouped = matches.by_fragment(match for part in found[key] for match in part.matches)
     for number, parts in sorted(grouped.items()):
         with translated(f"Reading the ids of {key} that are deleted"):
             yield from matches.ids_at(dataset, number, matches.united(storage, parts))
@@ -98,7 +98,7 @@ def with_edges(
         StorageError: the store failed.
     """
     removing = [
-        key for key in found if any(match.rows for one in found[key] for match in one.matches)
+        key for key in found if any(match.rows for part in found[key] for match in part.matches)
     ]
     refuse_unknown_ends(removing, snapshot, schema, snapshot.tables)
     targets, staged = dict(plan.targets), dict(found)
@@ -126,7 +126,7 @@ def with_edges(
 
 def _stranded(
     plan: WritePlan,
-    found: ByTable,
+    staged: ByTable,
     deleted: ByTable,
     snapshot: Snapshot,
     key: str,
@@ -135,7 +135,7 @@ def _stranded(
     """Find the edges of one table that end at deleted nodes and aren't deleted themselves."""
     entry = snapshot.tables[key]
     edges = plan.storage.dataset(entry.location, entry.table_branch, entry.table_version)
-    gone = _addresses(plan.storage, (m for one in found.get(key, ()) for m in one.matches))
+    gone = _addresses(plan.storage, (m for part in staged.get(key, ()) for m in part.matches))
     result = _Stranded(np.empty(0, dtype=np.uint64), [])
     for node in sorted({end for end in ends.values() if deleted.get(end)}):
         at = plan.targets[node]
@@ -144,7 +144,7 @@ def _stranded(
         gone_ids = deleted_ids(plan.storage, nodes, deleted, node)
         pieces = (pa.record_batch([ids], ["id"]) for ids in gone_ids)
         for chunk in matches.gathered(pieces, _IDS_AT_ONCE):
-            ids = _not_back(plan, found.get(node, ()), chunk["id"].combine_chunks())
+            ids = _not_back(plan, staged.get(node, ()), chunk["id"].combine_chunks())
             if not len(ids):
                 continue
             scanner = edges.scanner(columns=["id", *_ENDS], with_row_address=True)
@@ -157,10 +157,10 @@ def _stranded(
 
 def _not_back(plan: WritePlan, staged: Sequence[StagedTable], ids: pa.Array) -> pa.Array:
     """Return the deleted ids that no staged row has."""
-    for one in staged:
-        if one.fragments:
-            id_only = replace(one, columns=("id",))
-            for batch in staged_files.read(plan, plan.targets[one.table_key], id_only):
+    for part in staged:
+        if part.fragments:
+            id_only = replace(part, columns=("id",))
+            for batch in staged_files.read(plan, plan.targets[part.table_key], id_only):
                 ids = ids.filter(pc.invert(pc.is_in(ids, value_set=batch.column("id"))))
     return ids
 
@@ -182,9 +182,9 @@ def _look(
         into.samples.append({"table": key, **row})
 
 
-def _addresses(storage: Storage, found: Iterator[Match]) -> Any:
+def _addresses(storage: Storage, gone: Iterator[Match]) -> Any:
     none = np.empty(0, dtype=np.uint64)
-    return np.concatenate([none, *matches.addresses(storage, found)])
+    return np.concatenate([none, *matches.addresses(storage, gone)])
 
 
 def _taken_along(
@@ -203,20 +203,20 @@ def _taken_along(
         schema=dataset.schema,
     )
     none = np.empty(0, dtype=np.uint64)
-    found = matches.of_addresses(stranded.addresses, none)
+    gone = matches.of_addresses(stranded.addresses, none)
     fields = column_numbers.of_dataset(dataset)
-    return target, StagedTable(key, (), 0, 0, fields, found, ("id",), deletes=True)
+    return target, StagedTable(key, (), 0, 0, fields, gone, ("id",), deletes=True)
 
 
 def _refused(counts: Mapping[str, int], samples: list[dict[str, Any]]) -> IntegrityError:
-    one = samples[0]
+    row = samples[0]
     each = ", ".join(f"{count} of {key}" for key, count in sorted(counts.items()))
     return IntegrityError(
         f"The delete would leave {sum(counts.values())} edges without an end: {each}",
         expected="no edge at a deleted node",
-        found=f"for example {one['table']} {one['id']!r}: {one['src']!r} -> {one['dst']!r}",
+        found=f"for example {row['table']} {row['id']!r}: {row['src']!r} -> {row['dst']!r}",
         hint="Delete the edges in the same write, or give onDelete=cascade",
-        table_key=one["table"],
+        table_key=row["table"],
         rule="edge ends exist",
         samples=samples[:_SAMPLES],
     )

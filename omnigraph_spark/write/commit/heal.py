@@ -73,8 +73,10 @@ def _resolve(round_: Round, record: CrashRecord) -> None:
             snapshot = fold(rows, record.branch, int(manifest.version))
             _log.warning("write %s died before its publish; rolling it back", record.publish_id)
             # The tables are those of the record's branch, whatever branch the caller writes to.
-            there = replace(round_, fresh=lambda: load(round_.storage, record.branch))
-            roll_back(there, snapshot, record.table_keys, identifier=record.branch_identifier)
+            branch_round = replace(round_, fresh=lambda: load(round_.storage, record.branch))
+            roll_back(
+                branch_round, snapshot, record.table_keys, identifier=record.branch_identifier
+            )
     _end_run(round_.storage, record.publish_id, end)
     staging.end(round_.storage, record.publish_id)
     _faults.point("heal.before_record_delete")

@@ -46,34 +46,34 @@ def gathered(plan: WritePlan, by_table: ByTable) -> ByTable:
     """
     if plan.merged_parent is not None:
         return by_table
-    found: dict[str, list[StagedTable]] = {}
+    replaced: dict[str, list[StagedTable]] = {}
     gone: list[StagedTable] = []
     room = MOST_BYTES
     for key, staged in by_table.items():
         small = _small(plan.targets[key], staged, room)
         if len(small) < FEWEST_TASKS or not _is_cheap(plan, plan.targets[key], small):
             continue
-        room -= sum(one.bytes for one in small)
-        found[key] = _gathered(plan, plan.targets[key], staged, small)
+        room -= sum(part.bytes for part in small)
+        replaced[key] = _gathered(plan, plan.targets[key], staged, small)
         gone += small
         _log.info("write %s: %d small tasks of %s gathered", plan.publish_id, len(small), key)
-    if not found:
+    if not replaced:
         return by_table
     try:
         staged_files.delete(plan, gone)
     except OmnigraphError as error:
         _log.warning("write %s: %s", plan.publish_id, error)
-    return {**by_table, **found}
+    return {**by_table, **replaced}
 
 
 def _small(target: TableTarget, staged: Sequence[StagedTable], room: int) -> list[StagedTable]:
     if any(is_blob(field) for field in target.schema):
         return []
     small = []
-    for one in staged:
-        if one.fragments and one.bytes <= min(SMALL_BYTES, room):
-            small.append(one)
-            room -= one.bytes
+    for part in staged:
+        if part.fragments and part.bytes <= min(SMALL_BYTES, room):
+            small.append(part)
+            room -= part.bytes
     return small
 
 
@@ -82,7 +82,7 @@ def _is_cheap(plan: WritePlan, target: TableTarget, small: Sequence[StagedTable]
     if target.mode != MERGE:
         return True
     dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
-    return lookup.is_cheap(dataset, sum(one.rows for one in small))
+    return lookup.is_cheap(dataset, sum(part.rows for part in small))
 
 
 def _gathered(
@@ -91,9 +91,9 @@ def _gathered(
     """Stage the rows of small tasks as one task would, in the place of the first of them."""
     rows = _rows(plan, target, small)
     made = stage(plan, ((target.table_key, batch) for batch in rows))
-    old = {id(one) for one in small}
-    place = next(number for number, one in enumerate(staged) if id(one) in old)
-    return [*staged[:place], *made, *(one for one in staged[place:] if id(one) not in old)]
+    old = {id(part) for part in small}
+    position = next(number for number, part in enumerate(staged) if id(part) in old)
+    return [*staged[:position], *made, *(part for part in staged[position:] if id(part) not in old)]
 
 
 def _rows(
@@ -101,5 +101,5 @@ def _rows(
 ) -> Iterator[pa.RecordBatch]:
     with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
         yield from chain.from_iterable(
-            pool.map(lambda one: [*staged_files.read(plan, target, one)], small)
+            pool.map(lambda part: [*staged_files.read(plan, target, part)], small)
         )

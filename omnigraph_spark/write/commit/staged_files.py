@@ -33,23 +33,23 @@ def are_published(
         PublishOutcomeUnknown: some of them are part of a published version and some aren't.
         StorageError: the store failed.
     """
-    wanted = found = 0
+    total = published = 0
     for key, staged in by_table.items():
         entry = snapshot.tables.get(key)
         ours = _paths(staged)
-        wanted += len(ours)
+        total += len(ours)
         if entry is None or not ours or entry.table_version == plan.targets[key].version:
             continue
         dataset = plan.storage.dataset(entry.location, entry.table_branch, entry.table_version)
         with translated(f"Listing the files of {key}"):
             fragments = dataset.get_fragments()
-        there = {file.path for fragment in fragments for file in fragment.data_files()}
-        found += len(ours & there)
-    if 0 < found < wanted:
+        committed = {file.path for fragment in fragments for file in fragment.data_files()}
+        published += len(ours & committed)
+    if 0 < published < total:
         raise PublishOutcomeUnknown(
-            plan.publish_id, f"another writer published {found} of its {wanted} files"
+            plan.publish_id, f"another writer published {published} of its {total} files"
         )
-    return 0 < found == wanted
+    return 0 < published == total
 
 
 def check_there(storage: Storage, target: TableTarget, staged: Sequence[StagedTable]) -> None:
@@ -86,7 +86,7 @@ def check_files(storage: Storage, table_key: str, paths: Set[str]) -> None:
 
 
 def _paths(staged: Iterable[StagedTable]) -> set[str]:
-    return {f["path"] for one in staged for fragment in one.fragments for f in fragment["files"]}
+    return {f["path"] for part in staged for fragment in part.fragments for f in fragment["files"]}
 
 
 def delete(plan: WritePlan, staged: Iterable[StagedTable]) -> None:
@@ -100,9 +100,9 @@ def delete(plan: WritePlan, staged: Iterable[StagedTable]) -> None:
     staged = list(staged)
     delete_beside(plan, staged)
     paths: list[str] = []
-    for one in staged:
-        target = plan.targets[one.table_key]
-        files = [f"{target.data}/{path}" for path in _paths([one])]
+    for part in staged:
+        target = plan.targets[part.table_key]
+        files = [f"{target.data}/{path}" for path in _paths([part])]
         paths += files
         if any(is_blob(field) for field in target.schema):
             folders = [path.rsplit(".", 1)[0] for path in files]
@@ -116,7 +116,7 @@ def delete_beside(plan: WritePlan, staged: Iterable[StagedTable]) -> None:
     Raises:
         StorageError: the store failed; the rest is left to cleanup.
     """
-    for path in {one.beside for one in staged} - {""}:
+    for path in {part.beside for part in staged} - {""}:
         plan.storage.delete(path)
 
 

@@ -106,7 +106,7 @@ def commit_table(
         StorageError: the store failed; what was committed is unpublished and healed by a later
             write.
     """
-    added = sum(one.rows for one in staged)
+    added = sum(part.rows for part in staged)
     _faults.point("table.before_commit")
     if target.restore_to is not None:
         dataset = _restore(round_, target, entry, floor)
@@ -254,7 +254,7 @@ def _extended(
     if target.mode != OVERWRITE:
         wide = added_columns.add(round_, head, schema)
         changed = wide is not head or bool(target.renamed)
-        if changed and not fragments and not any(one.matches for one in staged):
+        if changed and not fragments and not any(part.matches for part in staged):
             return wide
         made = wide
         for operation in updates.operations(round_.storage, wide, staged, fragments):
@@ -278,8 +278,8 @@ def _strict(head: LanceDataset, operation: Any) -> Any:
 
     if not isinstance(operation, LanceOperation.Append):
         return operation
-    there = [fragment.metadata for fragment in head.get_fragments()]
-    return LanceOperation.Merge([*there, *operation.fragments], head.lance_schema)
+    fragments = [fragment.metadata for fragment in head.get_fragments()]
+    return LanceOperation.Merge([*fragments, *operation.fragments], head.lance_schema)
 
 
 def _step(
@@ -310,12 +310,12 @@ def _restore(
     round_: Round, target: TableTarget, entry: TableEntry | None, floor: int
 ) -> LanceDataset:
     """Give a table the content of an older version again; a dropped one above its tombstone."""
-    place = (target.table_key, target.location, target.table_branch)
+    coordinates = (target.table_key, target.location, target.table_branch)
     assert target.restore_to is not None
     if entry is not None:
-        head = settle(round_, *place, entry.table_version)
+        head = settle(round_, *coordinates, entry.table_version)
         return restore(strip(head), target.restore_to, round_.publish_id)
-    made = restore(settle_absent(round_, *place, floor), target.restore_to, round_.publish_id)
+    made = restore(settle_absent(round_, *coordinates, floor), target.restore_to, round_.publish_id)
     return _above(floor, made, round_)
 
 
@@ -337,9 +337,9 @@ def _create(
 
     expected = column_numbers.of_new(target.schema)
     fragments: list[Any] = []
-    for one in staged:
-        column_numbers.check(target.table_key, one.fields, expected)
-        fragments += lance_fragments(round_.storage, one.fragments, one.matches)
+    for part in staged:
+        column_numbers.check(target.table_key, part.fields, expected)
+        fragments += lance_fragments(round_.storage, part.fragments, part.matches)
     if target.table_branch is not None:
         began = forks.ensure_new_table_fork(
             round_.storage,
@@ -366,8 +366,8 @@ def _create(
     replaced = LanceOperation.Overwrite(target.schema, fragments)
     made = commit(head, before, replaced, round_.publish_id, max_retries=0)
     made = contiguous(made, before, round_.publish_id)
-    for one in staged:
-        column_numbers.check(target.table_key, one.fields, column_numbers.of_dataset(made))
+    for part in staged:
+        column_numbers.check(target.table_key, part.fields, column_numbers.of_dataset(made))
     return _above(floor, made, round_)
 
 
@@ -402,7 +402,7 @@ def _shared(
     """
     if not round_.format.has_identities:
         return indexes
-    return [one for one in indexes if one[1] != "BTREE"]
+    return [index for index in indexes if index[1] != "BTREE"]
 
 
 def _build_indexes(
@@ -440,11 +440,11 @@ def _build_index(made: LanceDataset, name: str, kind: Any, column: str) -> None:
 
 def quietly_put_back(round_: Round, moved: Sequence[Moved], schemas: dict[str, pa.Schema]) -> None:
     """Put back all tables of a lost round; what can't be is logged and healed by a later write."""
-    for one in reversed(moved):
+    for table in reversed(moved):
         try:
-            put_back(round_, one, schemas[one.table_key])
+            put_back(round_, table, schemas[table.table_key])
         except (StartOver, OmnigraphError) as error:
-            _log.warning("%s could not be put back to %d: %s", one.table_key, one.before, error)
+            _log.warning("%s could not be put back to %d: %s", table.table_key, table.before, error)
 
 
 WORTH_ROWS = 20_000
@@ -462,21 +462,21 @@ def missing(
         return []
     kind, _ = layout.split_table_key(table_key)
     with translated(f"Listing the indices of {table_key}"):
-        there = {tuple(index.field_names) for index in made.describe_indices()}
-    found = [(f"{c}_idx", "BTREE", c) for c in SYSTEM_COLUMNS[kind] if (c,) not in there]
-    if found and now > MOST_ROWS:
+        indexed = {tuple(index.field_names) for index in made.describe_indices()}
+    indexes = [(f"{c}_idx", "BTREE", c) for c in SYSTEM_COLUMNS[kind] if (c,) not in indexed]
+    if indexes and now > MOST_ROWS:
         _log.info(
             "%s has %d rows: no index is built for so many within a write (OmniGraph.create_index)",
             table_key,
             now,
         )
         return []
-    return found
+    return indexes
 
 
 def dropped_by_overwrite(head: LanceDataset) -> list[tuple[str, str, str]]:
     """Return (name, type, column) of the indices that an overwrite drops and can build again."""
-    found = []
+    dropped = []
     with translated("Listing the indices of a table"):
         present = head.describe_indices()
     for index in present:
@@ -486,5 +486,5 @@ def dropped_by_overwrite(head: LanceDataset) -> list[tuple[str, str, str]]:
                 "index %s (%s) is not built again by an overwrite", index.name, index.index_type
             )
             continue
-        found.append((str(index.name), kind, str(index.field_names[0])))
-    return found
+        dropped.append((str(index.name), kind, str(index.field_names[0])))
+    return dropped

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 def replaced_rows(staged: Sequence[StagedTable], entry: TableEntry | None, kept: int) -> int:
     """Return how many stored rows the staged ones replace, `kept` being those that stayed."""
-    if entry is None or not any(one.matches for one in staged):
+    if entry is None or not any(part.matches for part in staged):
         return 0
     return entry.row_count - kept
 
@@ -62,15 +62,15 @@ def operations(
     """
     from lance import LanceOperation
 
-    grouped = matches.by_fragment(match for one in staged for match in one.matches if match.rows)
+    grouped = matches.by_fragment(match for part in staged for match in part.matches if match.rows)
     if not grouped:
         return [LanceOperation.Append(new)]
     updated, gone = [], []
     with translated("Taking replaced rows out of their fragments"):
-        for number, found in sorted(grouped.items()):
+        for number, group in sorted(grouped.items()):
             stored = head.get_fragment(number)
             assert stored is not None
-            left = stored.delete_rows(matches.united(storage, found))
+            left = stored.delete_rows(matches.united(storage, group))
             if left is None:
                 gone.append(number)
             else:
@@ -103,12 +103,12 @@ def _steps(new: Sequence[Any]) -> list[list[Any]]:
     steps: list[list[Any]] = [[]]
     rows = 0
     for fragment in new:
-        kept = 0 if fragment.row_id_meta is None else int(fragment.physical_rows)
-        if kept and rows and rows + kept > MOST_UPDATED_ROWS:
+        updated = 0 if fragment.row_id_meta is None else int(fragment.physical_rows)
+        if updated and rows and rows + updated > MOST_UPDATED_ROWS:
             steps.append([])
             rows = 0
         steps[-1].append(fragment)
-        rows += kept
+        rows += updated
     return steps
 
 
@@ -131,15 +131,15 @@ def refuse_doubles(plan: WritePlan, by_table: ByTable) -> None:
         StorageError: the store failed.
     """
     for key, staged in by_table.items() if plan.mode == MERGE else ():
-        grouped = matches.by_fragment(match for one in staged for match in one.matches)
-        if not any(len(found) > 1 for found in grouped.values()):
+        grouped = matches.by_fragment(match for part in staged for match in part.matches)
+        if not any(len(group) > 1 for group in grouped.values()):
             continue
         target = plan.targets[key]
         dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
         try:
             matches.refuse_doubles(plan.storage, dataset, key, grouped)
         except IntegrityError:
-            staged_files.delete(plan, [one for every in by_table.values() for one in every])
+            staged_files.delete(plan, [part for every in by_table.values() for part in every])
             raise
 
 
@@ -194,7 +194,7 @@ def for_round(
     """
     if plan.mode == REPLACE:
         plan, by_table = _with_replaced(plan, by_table, snapshot, rows)
-    gone = {key: [one for one in staged if one.deletes] for key, staged in by_table.items()}
+    gone = {key: [part for part in staged if part.deletes] for key, staged in by_table.items()}
     if not any(gone.values()):
         return plan, by_table
     return deletes.with_edges(plan, by_table, gone, snapshot, schema)
@@ -212,10 +212,10 @@ def _with_replaced(
         targets[key] = now = replace(target, mode=REPLACE, version=entry.table_version)
         dataset = plan.storage.dataset(now.location, now.table_branch, now.version)
         _refuse_moved(plan, now, dataset, entry, rows)
-        found = replaced.matching(dataset, now)
-        if found:
+        chosen = replaced.matching(dataset, now)
+        if chosen:
             fields = column_numbers.of_dataset(dataset)
-            gone = StagedTable(key, (), 0, 0, fields, found, ("id",), deletes=True)
+            gone = StagedTable(key, (), 0, 0, fields, chosen, ("id",), deletes=True)
             staged[key] = [*staged.get(key, ()), gone]
     return replace(plan, targets=targets), staged
 
@@ -249,17 +249,17 @@ def without(plan: WritePlan, by_table: ByTable, bad: Mapping[str, pa.Table]) -> 
     left = dict(by_table)
     for key, rows in bad.items():
         first, again = 0, []
-        for one in by_table[key]:
+        for part in by_table[key]:
             places = {
                 number: rows.filter(pc.equal(rows["f"], first + number))["r"].combine_chunks()
-                for number in range(len(one.fragments))
+                for number in range(len(part.fragments))
             }
-            first += len(one.fragments)
+            first += len(part.fragments)
             if any(map(len, places.values())):
-                kept = staged_files.read(plan, plan.targets[key], one, places)
-                one = stage.restage(plan, plan.targets[key], kept)
-            again.append(one)
-        left[key] = [one for one in again if one.fragments or one.matches]
+                remaining = staged_files.read(plan, plan.targets[key], part, places)
+                part = stage.restage(plan, plan.targets[key], remaining)
+            again.append(part)
+        left[key] = [part for part in again if part.fragments or part.matches]
     return left
 
 
@@ -294,19 +294,19 @@ def rematched(
     dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
     _log.info("write %s: matching %s again at %d", plan.publish_id, key, target.version)
     again = []
-    gone = [one for one in staged if one.deletes]
+    gone = [part for part in staged if part.deletes]
     if gone:
         before = plan.storage.dataset(old.location, old.table_branch, old.version)
         ids = deletes.deleted_ids(plan.storage, before, {key: gone}, key)
-        batches = (pa.RecordBatch.from_arrays([one], names=["id"]) for one in ids)
+        batches = (pa.RecordBatch.from_arrays([piece], names=["id"]) for piece in ids)
         again.append(stage.restage(plan, replace(target, mode=DELETE), batches))
     if plan.mode == MERGE:
         target = _with_columns_of(dataset, target)
-    for one in staged:
-        if one.fragments:
-            _refuse_other_columns(old, one, dataset)
-            again.append(stage.restage(plan, target, staged_files.read(plan, target, one)))
-    return target, [one for one in again if one.fragments or one.matches]
+    for part in staged:
+        if part.fragments:
+            _refuse_other_columns(old, part, dataset)
+            again.append(stage.restage(plan, target, staged_files.read(plan, target, part)))
+    return target, [part for part in again if part.fragments or part.matches]
 
 
 def _with_columns_of(dataset: LanceDataset, target: TableTarget) -> TableTarget:
@@ -314,8 +314,8 @@ def _with_columns_of(dataset: LanceDataset, target: TableTarget) -> TableTarget:
 
     Updated rows are written whole, so they need the columns that others added meanwhile too.
     """
-    there = dataset.schema.names
-    added = tuple(name for name in target.added if name not in there)
+    existing = dataset.schema.names
+    added = tuple(name for name in target.added if name not in existing)
     new = [target.schema.field(name) for name in added]
     wide = pa.schema([*dataset.schema, *new], dataset.schema.metadata)
     return replace(target, schema=wide, added=added)
@@ -327,15 +327,15 @@ def _refuse_other_columns(planned: TableTarget, staged: StagedTable, dataset: La
     Raises:
         SchemaMismatchError: names the table and the column.
     """
-    there = set(dataset.schema.names)
+    existing = set(dataset.schema.names)
 
     def brought(fields: FieldMap) -> FieldMap:
-        found = []
+        picked = []
         for path, number, kind, nullable in fields:
             top = path.partition(".")[0]
-            if top in staged.columns and (top in there or top not in planned.added):
-                found.append((path, -1 if top in planned.added else number, kind, nullable))
-        return tuple(sorted(found))
+            if top in staged.columns and (top in existing or top not in planned.added):
+                picked.append((path, -1 if top in planned.added else number, kind, nullable))
+        return tuple(sorted(picked))
 
     now = column_numbers.of_dataset(dataset)
     column_numbers.check(planned.table_key, brought(staged.fields), brought(now))

@@ -136,18 +136,18 @@ def _found(
     target: TableTarget, dataset: LanceDataset, rows: pa.RecordBatch
 ) -> Iterator[pa.RecordBatch]:
     ids = rows.column("id")
-    wanted = pc.unique(ids)
+    unique = pc.unique(ids)
     places, stored = [], []
     with translated(f"Looking edges of {target.table_key} up by their keys"):
         for batch in dataset.scanner(columns=["id", *target.edge_key]).to_batches():
-            place = pc.index_in(of_rows(batch, target), value_set=wanted)
-            there = place.is_valid()
-            places.append(place.filter(there))
-            stored.append(batch.column("id").filter(there))
+            index = pc.index_in(of_rows(batch, target), value_set=unique)
+            met = index.is_valid()
+            places.append(index.filter(met))
+            stored.append(batch.column("id").filter(met))
     if not sum(map(len, places)):
         yield rows
         return
-    hits = pa.table({"made": wanted.take(pa.concat_arrays(places)), "id": pa.concat_arrays(stored)})
+    hits = pa.table({"made": unique.take(pa.concat_arrays(places)), "id": pa.concat_arrays(stored)})
     if target.mode == DELETE:
         gone = pc.invert(pc.is_in(ids, value_set=hits["made"]))
         left = ids.filter(gone)
@@ -156,8 +156,8 @@ def _found(
         return
     if len(pc.unique(hits["made"])) < hits.num_rows:
         raise _several(target, hits)
-    place = pc.index_in(ids, value_set=hits["made"])
-    resolved = pc.if_else(place.is_valid(), hits["id"].combine_chunks().take(place), ids)
+    index = pc.index_in(ids, value_set=hits["made"])
+    resolved = pc.if_else(index.is_valid(), hits["id"].combine_chunks().take(index), ids)
     yield rows.set_column(rows.schema.get_field_index("id"), rows.schema.field("id"), resolved)
 
 

@@ -62,12 +62,12 @@ def lookup(dataset: LanceDataset, ids: pa.Array) -> Found:
             return _joined(dataset, ids)
         else:
             filters = [None]
-        found = [
+        hits = [
             _looked_up(stored, ids)
             for where in filters
             for stored in gathered(_scan(dataset, where), _GATHERED_ROWS)
         ]
-    return _sorted(pa.concat_tables([_NOTHING, *found]))
+    return _sorted(pa.concat_tables([_NOTHING, *hits]))
 
 
 def is_cheap(dataset: LanceDataset, count: int) -> bool:
@@ -86,7 +86,7 @@ def _has_id_index(dataset: LanceDataset) -> bool:
 
 
 def _filters(ids: pa.Array) -> list[str]:
-    texts = ["'" + one.replace("'", "''") + "'" for one in ids.to_pylist()]
+    texts = ["'" + text.replace("'", "''") + "'" for text in ids.to_pylist()]
     pieces = range(0, len(texts), _IDS_PER_FILTER)
     return [f"id IN ({', '.join(texts[at : at + _IDS_PER_FILTER])})" for at in pieces]
 
@@ -104,9 +104,9 @@ def _scan(dataset: LanceDataset, where: str | None) -> pa.RecordBatchReader:
 
 
 def _looked_up(stored: pa.Table, ids: pa.Array) -> pa.Table:
-    place = pc.index_in(stored["id"], value_set=ids)
-    hit = pc.is_valid(place)
-    columns = [place.cast(pa.int64()), stored["_rowaddr"], stored["_rowid"]]
+    index = pc.index_in(stored["id"], value_set=ids)
+    hit = pc.is_valid(index)
+    columns = [index.cast(pa.int64()), stored["_rowaddr"], stored["_rowid"]]
     return pa.table(columns, schema=_FOUND).filter(hit)
 
 
@@ -116,8 +116,8 @@ def _joined(dataset: LanceDataset, ids: pa.Array) -> Found:
         return _sorted(scratch.table(_JOIN, s=_scan(dataset, None), o=ours.to_reader()))
 
 
-def _sorted(found: pa.Table) -> Found:
-    positions, addresses, row_ids = (found[name].to_numpy() for name in "par")
+def _sorted(hits: pa.Table) -> Found:
+    positions, addresses, row_ids = (hits[name].to_numpy() for name in "par")
     addresses = addresses.astype(np.uint64, copy=False)
     order = np.argsort(addresses, kind="stable")
     return Found(

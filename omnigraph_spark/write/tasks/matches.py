@@ -95,16 +95,16 @@ def addresses(storage: Storage, matches: Iterable[Match]) -> Iterator[Addresses]
     Raises:
         StorageError: as `unpack`.
     """
-    for one in matches:
-        offsets = unpack(storage, one.changed).astype(np.uint64)
-        yield offsets | np.uint64(one.fragment << 32)
+    for match in matches:
+        offsets = unpack(storage, match.changed).astype(np.uint64)
+        yield offsets | np.uint64(match.fragment << 32)
 
 
 def by_fragment(matches: Iterable[Match]) -> dict[int, list[Match]]:
     """Group the matches of all tasks by fragment."""
     grouped: dict[int, list[Match]] = {}
-    for one in matches:
-        grouped.setdefault(one.fragment, []).append(one)
+    for match in matches:
+        grouped.setdefault(match.fragment, []).append(match)
     return grouped
 
 
@@ -114,7 +114,7 @@ def united(storage: Storage, matches: Sequence[Match]) -> Offsets:
     Raises:
         StorageError: as `unpack`.
     """
-    return ascending(np.concatenate([unpack(storage, one.changed) for one in matches]))
+    return ascending(np.concatenate([unpack(storage, match.changed) for match in matches]))
 
 
 def ids_at(dataset: LanceDataset, fragment: int, offsets: Offsets) -> Iterator[pa.Array]:
@@ -147,36 +147,36 @@ def refuse_doubles(
         StorageError: the store failed.
     """
     for fragment, matches in grouped.items():
-        parts = [unpack(storage, text) for one in matches for text in (one.changed, one.same)]
+        parts = [unpack(storage, text) for match in matches for text in (match.changed, match.same)]
         every = np.sort(np.concatenate(parts))
         doubled = ascending(every[1:][every[1:] == every[:-1]])
         if len(doubled):
             with translated(f"Reading keys of {table_key}"):
-                found = [
-                    one
+                samples = [
+                    sample
                     for ids in ids_at(dataset, fragment, doubled[:_SAMPLES])
-                    for one in ids.to_pylist()
+                    for sample in ids.to_pylist()
                 ]
-            raise doubled_keys(table_key, found, len(doubled))
+            raise doubled_keys(table_key, samples, len(doubled))
 
 
 def doubled_keys(table_key: str, samples: Sequence[str], count: int) -> IntegrityError:
     """Return the error that one write has keys more than once."""
-    what = f"{table_key} gets the same id more than once in one write"
-    return _doubled(table_key, what, "Drop the doubled rows", samples, count)
+    message = f"{table_key} gets the same id more than once in one write"
+    return _doubled(table_key, message, "Drop the doubled rows", samples, count)
 
 
 def doubled_in_table(table_key: str, samples: Sequence[str], count: int) -> IntegrityError:
     """Return the error that a table holds keys of an upsert more than once."""
-    what = f"{table_key} holds ids of this upsert more than once"
-    return _doubled(table_key, what, "Delete the doubled rows first", samples, count)
+    message = f"{table_key} holds ids of this upsert more than once"
+    return _doubled(table_key, message, "Delete the doubled rows first", samples, count)
 
 
 def _doubled(
-    table_key: str, what: str, hint: str, samples: Sequence[str], count: int
+    table_key: str, message: str, hint: str, samples: Sequence[str], count: int
 ) -> IntegrityError:
     return IntegrityError(
-        what,
+        message,
         expected="every id once",
         found=f"{count} ids, for example {samples[0]!r}",
         hint=f"{hint}: which of them is meant is unclear",

@@ -52,11 +52,11 @@ def _text(column: pa.Array) -> pa.Array:
     return pc.cast(column, pa.utf8())
 
 
-def _null(target: TableTarget, name: str, found: str) -> IntegrityError:
+def _null(target: TableTarget, name: str, detail: str) -> IntegrityError:
     return IntegrityError(
         f"A row of {target.table_key} has no {name}, and its id is made from it",
         expected=f"values of {', '.join(target.id_of)}",
-        found=found,
+        found=detail,
         hint="Bring every key column with each row",
         table_key=target.table_key,
         rule="not null",

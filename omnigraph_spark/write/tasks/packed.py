@@ -40,18 +40,18 @@ def unpack(storage: Storage, text: str, kind: type[np.integer[Any]]) -> NDArray[
     """
     if text.startswith(_IN_FILE):
         path, start, size = text[1:].rsplit(":", 2)
-        found = storage.get_range(path, int(start), int(size))
-        if found is None:
+        data = storage.get_range(path, int(start), int(size))
+        if data is None:
             raise StorageError(
                 f"{path} is gone, with what a task found",
                 expected="a file that the task left",
                 hint="Nothing was published. Write again",
             )
-        text = found.decode("ascii")
+        text = data.decode("ascii")
     planes = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)
-    wanted = np.dtype(kind).newbyteorder("<")
-    rows = np.ascontiguousarray(planes.reshape(wanted.itemsize, -1).T)
-    numbers: NDArray[Any] = rows.view(wanted).ravel()
+    dtype = np.dtype(kind).newbyteorder("<")
+    rows = np.ascontiguousarray(planes.reshape(dtype.itemsize, -1).T)
+    numbers: NDArray[Any] = rows.view(dtype).ravel()
     return numbers
 
 
@@ -62,8 +62,8 @@ def moved_out(storage: Storage, path: str, texts: Sequence[str]) -> list[str]:
         StorageError: the store failed.
     """
     storage.put(path, "".join(texts).encode("ascii"))
-    found, start = [], 0
+    moved, start = [], 0
     for text in texts:
-        found.append(f"{_IN_FILE}{path}:{start}:{len(text)}")
+        moved.append(f"{_IN_FILE}{path}:{start}:{len(text)}")
         start += len(text)
-    return found
+    return moved

@@ -62,10 +62,10 @@ def _outside(target: TableTarget, rows: pa.RecordBatch) -> pa.Array:
     ]
     schema = pa.schema([target.schema.field(name).remove_metadata() for name in names])
     with translated("Judging rows by replaceWhere"):
-        there = lance.write_dataset(
+        dataset = lance.write_dataset(
             pa.Table.from_batches([rows.select(names).cast(schema)]), "memory://", mode="create"
         )
-        scanner = there.scanner(columns=["id"], filter=f"({target.replaces}) IS NOT TRUE")
+        scanner = dataset.scanner(columns=["id"], filter=f"({target.replaces}) IS NOT TRUE")
         return scanner.to_table()["id"].combine_chunks()
 
 
@@ -80,11 +80,11 @@ def matching(dataset: LanceDataset, target: TableTarget) -> tuple[Match, ...]:
         return ()
     with translated(f"Finding the rows of {target.table_key} that are replaced"):
         scanner = dataset.scanner(columns=[], filter=target.replaces, with_row_address=True)
-        found = [
+        addresses = [
             batch.column("_rowaddr").to_numpy(zero_copy_only=False).astype(np.uint64)
             for batch in scanner.to_batches()
         ]
-    return matches.of_addresses(np.concatenate([none, *found]), none)
+    return matches.of_addresses(np.concatenate([none, *addresses]), none)
 
 
 def ids(dataset: LanceDataset, target: TableTarget) -> Iterator[pa.Array]:

@@ -76,9 +76,9 @@ def route(
             if screen is not None:
                 rows = screen.incoming(rows, target.schema, key, target.key)
             filled = _with_ids(rows, target, exact)
-            wanted = _written(target, filled.schema.names)
-            refuse_empty_blobs(filled, wanted, key)
-            made = to_table_batch(filled, wanted, key, exact)
+            schema = _written(target, filled.schema.names)
+            refuse_empty_blobs(filled, schema, key)
+            made = to_table_batch(filled, schema, key, exact)
             replaced.refuse_outside(target, made)
             yield key, made if screen is None else screen.outgoing(made, key)
     if screen is not None:
@@ -154,7 +154,7 @@ def _refuse_other_ids(given: pa.Array, key: pa.Array, target: TableTarget) -> No
 
 
 def _put_ids(rows: pa.RecordBatch, ids: pa.Array) -> pa.RecordBatch:
-    place = rows.schema.get_field_index("id")
-    if place < 0:
+    position = rows.schema.get_field_index("id")
+    if position < 0:
         return rows.append_column("id", ids)
-    return rows.set_column(place, "id", ids)
+    return rows.set_column(position, "id", ids)

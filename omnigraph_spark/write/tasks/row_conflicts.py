@@ -70,9 +70,9 @@ def refuse(storage: Storage, target: TableTarget, waiting: list[pa.Array]) -> No
     for span in target.others:
         moved |= _changed(storage, target, span, ids)
     if moved.any():
-        found = ids.filter(pa.array(moved))
+        conflicts = ids.filter(pa.array(moved))
         raise RowConflictError(
-            target.table_key, found.slice(0, _SAMPLES).to_pylist(), int(moved.sum())
+            target.table_key, conflicts.slice(0, _SAMPLES).to_pylist(), int(moved.sum())
         )
 
 
@@ -80,14 +80,14 @@ def _changed(storage: Storage, target: TableTarget, span: Span, ids: pa.Array) -
     """Tell, for each id, whether its row came, went or got other values within a span."""
     before_branch, before_version, after_branch, after_version = span
     after = storage.dataset(target.location, after_branch, after_version)
-    there, rows = _places(after, ids)
+    places, rows = _places(after, ids)
     if not before_version:
-        return np.asarray(there != _NOWHERE, dtype=bool)
+        return np.asarray(places != _NOWHERE, dtype=bool)
     before = storage.dataset(target.location, before_branch, before_version)
-    there_before, rows_before = _places(before, ids)
-    changed: NDArray[np.bool_] = (there == _NOWHERE) != (there_before == _NOWHERE)
-    both = np.flatnonzero((there != _NOWHERE) & (there_before != _NOWHERE))
-    apart = both[~_same_rows(before, there_before[both], after, there[both])]
+    places_before, rows_before = _places(before, ids)
+    changed: NDArray[np.bool_] = (places == _NOWHERE) != (places_before == _NOWHERE)
+    both = np.flatnonzero((places != _NOWHERE) & (places_before != _NOWHERE))
+    apart = both[~_same_rows(before, places_before[both], after, places[both])]
     for start in range(0, len(apart), _ROWS_AT_ONCE):
         part = apart[start : start + _ROWS_AT_ONCE]
         changed[part] = _values_differ(before, rows_before[part], after, rows[part], target)
@@ -96,10 +96,10 @@ def _changed(storage: Storage, target: TableTarget, span: Span, ids: pa.Array) -
 
 def _places(dataset: LanceDataset, ids: pa.Array) -> tuple[Numbers, Numbers]:
     """Return the address and the row id of each id's row, `_NOWHERE` where there is none."""
-    found = lookup(dataset, ids)
+    hits = lookup(dataset, ids)
     places, rows = (np.full(len(ids), _NOWHERE, dtype=np.uint64) for _ in range(2))
-    places[found.positions] = found.addresses
-    rows[found.positions] = found.row_ids
+    places[hits.positions] = hits.addresses
+    rows[hits.positions] = hits.row_ids
     return places, rows
 
 
@@ -116,8 +116,8 @@ def _same_rows(
 
 
 def _file(dataset: LanceDataset, fragment: int) -> str:
-    found = dataset.get_fragment(fragment)
-    return "" if found is None else str(found.data_files()[0].path)
+    stored = dataset.get_fragment(fragment)
+    return "" if stored is None else str(stored.data_files()[0].path)
 
 
 def _values_differ(
@@ -136,12 +136,12 @@ def _values_differ(
     with translated(f"Comparing rows of {target.table_key} with those that were read"):
         now = after._take_rows(rows.tolist(), columns=[*shared, *new] or ["id"])
         old = before._take_rows(rows_before.tolist(), columns=shared or ["id"])
-    found = np.zeros(len(rows), dtype=bool)
+    changed = np.zeros(len(rows), dtype=bool)
     for name in shared:
-        one, other = now[name].combine_chunks(), old[name].combine_chunks()
-        if one.type != other.type:
+        current, other = now[name].combine_chunks(), old[name].combine_chunks()
+        if current.type != other.type:
             return np.ones(len(rows), dtype=bool)
-        found |= differing(one, other)
+        changed |= differing(current, other)
     for name in new:
-        found |= now[name].combine_chunks().is_valid().to_numpy(zero_copy_only=False)
-    return found
+        changed |= now[name].combine_chunks().is_valid().to_numpy(zero_copy_only=False)
+    return changed

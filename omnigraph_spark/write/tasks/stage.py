@@ -58,24 +58,24 @@ class StagedTable:
 
 def to_json(staged: Iterable[StagedTable]) -> str:
     """Return staged tables as the JSON text of a commit message."""
-    return json.dumps([asdict(one) for one in staged], separators=(",", ":"))
+    return json.dumps([asdict(part) for part in staged], separators=(",", ":"))
 
 
 def from_json(text: str) -> list[StagedTable]:
     """Return the staged tables that a commit message holds."""
     return [
         StagedTable(
-            table_key=one["table_key"],
-            fragments=tuple(one["fragments"]),
-            rows=one["rows"],
-            bytes=one["bytes"],
-            fields=tuple((f[0], f[1], f[2], f[3]) for f in one["fields"]),
-            matches=tuple(Match(**match) for match in one["matches"]),
-            columns=tuple(one["columns"]),
-            beside=one["beside"],
-            deletes=one["deletes"],
+            table_key=entry["table_key"],
+            fragments=tuple(entry["fragments"]),
+            rows=entry["rows"],
+            bytes=entry["bytes"],
+            fields=tuple((f[0], f[1], f[2], f[3]) for f in entry["fields"]),
+            matches=tuple(Match(**match) for match in entry["matches"]),
+            columns=tuple(entry["columns"]),
+            beside=entry["beside"],
+            deletes=entry["deletes"],
         )
-        for one in json.loads(text)
+        for entry in json.loads(text)
     ]
 
 
@@ -98,19 +98,19 @@ def stage(plan: WritePlan, batches: Iterable[tuple[str, pa.RecordBatch]]) -> lis
         staged = _stage_many(plan, batches)
     staging.renew(plan.storage, plan.publish_id, plan.planned_at)
     _faults.point("stage.done")
-    return _within_a_message(plan, [one for one in staged if one.fragments or one.matches])
+    return _within_a_message(plan, [part for part in staged if part.fragments or part.matches])
 
 
 def _within_a_message(plan: WritePlan, staged: list[StagedTable]) -> list[StagedTable]:
     """Move what says which rows are replaced into files if it would make the message large."""
-    if sum(len(text) for one in staged for text in _texts(one)) <= packed.MOST_IN_A_MESSAGE:
+    if sum(len(text) for part in staged for text in _texts(part)) <= packed.MOST_IN_A_MESSAGE:
         return staged
-    return [_moved_out(plan, one) if one.matches else one for one in staged]
+    return [_moved_out(plan, part) if part.matches else part for part in staged]
 
 
 def _texts(staged: StagedTable) -> list[str]:
-    ids = [one[upsert.ROW_IDS] for one in staged.fragments if upsert.ROW_IDS in one]
-    return ids + [text for one in staged.matches for text in (one.changed, one.same)]
+    ids = [fragment[upsert.ROW_IDS] for fragment in staged.fragments if upsert.ROW_IDS in fragment]
+    return ids + [text for match in staged.matches for text in (match.changed, match.same)]
 
 
 def _moved_out(plan: WritePlan, staged: StagedTable) -> StagedTable:
@@ -118,11 +118,11 @@ def _moved_out(plan: WritePlan, staged: StagedTable) -> StagedTable:
     path = f"{target.data}/{new_ulid()}{packed.SUFFIX}"
     moved = iter(packed.moved_out(plan.storage, path, _texts(staged)))
     fragments = tuple(
-        {**one, upsert.ROW_IDS: next(moved)} if upsert.ROW_IDS in one else one
-        for one in staged.fragments
+        {**fragment, upsert.ROW_IDS: next(moved)} if upsert.ROW_IDS in fragment else fragment
+        for fragment in staged.fragments
     )
-    found = tuple(replace(m, changed=next(moved), same=next(moved)) for m in staged.matches)
-    return replace(staged, fragments=fragments, matches=found, beside=path)
+    matches = tuple(replace(m, changed=next(moved), same=next(moved)) for m in staged.matches)
+    return replace(staged, fragments=fragments, matches=matches, beside=path)
 
 
 def _stage_one(
@@ -159,9 +159,9 @@ def restage(plan: WritePlan, target: TableTarget, batches: Iterable[pa.RecordBat
         done = upsert.stage_delete(dataset, batches)
         written = fields = column_numbers.of_dataset(dataset)
     else:
-        place, written, fields = _destination(plan, target, dataset)
+        destination, written, fields = _destination(plan, target, dataset)
         done = upsert.stage_upsert(
-            target, dataset, batches, lambda rows: _write(plan, target, place, rows)
+            target, dataset, batches, lambda rows: _write(plan, target, destination, rows)
         )
     return StagedTable(
         target.table_key,
@@ -248,17 +248,17 @@ def _destination(
     `opened` is the table's version, if the caller has it already.
     """
     # On a graph branch a table's first version is one of its fork, and so are its files.
-    place = plan.storage.dataset_uri(target.location, target.table_branch)
+    uri = plan.storage.dataset_uri(target.location, target.table_branch)
     if target.mode == CREATE:
         fields = column_numbers.of_new(target.schema)
-        return place, fields, fields
+        return uri, fields, fields
     dataset = opened
     if dataset is None:
         dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
     if not target.has_new_columns:
         fields = column_numbers.of_dataset(dataset)
         return dataset, fields, fields
-    return place, column_numbers.of_new(target.schema), planned_fields(target, dataset)
+    return uri, column_numbers.of_new(target.schema), planned_fields(target, dataset)
 
 
 def planned_fields(target: TableTarget, dataset: LanceDataset) -> FieldMap:
@@ -274,8 +274,8 @@ def planned_fields(target: TableTarget, dataset: LanceDataset) -> FieldMap:
 
 
 def _fragment_json(fragment: Any) -> dict[str, Any]:
-    found: dict[str, Any] = fragment.to_json()
-    return found
+    document: dict[str, Any] = fragment.to_json()
+    return document
 
 
 _END = None

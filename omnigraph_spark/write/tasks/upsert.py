@@ -85,12 +85,14 @@ def stage_delete(dataset: LanceDataset, batches: Iterable[pa.RecordBatch]) -> Up
     Raises:
         StorageError: the store failed.
     """
-    found = [
+    addresses = [
         lookup(dataset, pc.unique(chunk["id"].combine_chunks())).addresses
         for chunk in _chunks(batches)
     ]
     none = np.empty(0, dtype=np.uint64)
-    return Upserted((), 0, 0, matches.of_addresses(np.concatenate([none, *found]), none), ("id",))
+    return Upserted(
+        (), 0, 0, matches.of_addresses(np.concatenate([none, *addresses]), none), ("id",)
+    )
 
 
 def lance_fragments(
@@ -107,15 +109,15 @@ def lance_fragments(
 
     replaced = matches.addresses(storage, found)
     waiting = np.empty(0, dtype=np.uint64)
-    for one in staged:
-        plain = {key: value for key, value in one.items() if key != ROW_IDS}
-        if ROW_IDS in one:
-            rows = int(one["physical_rows"])
+    for fragment in staged:
+        plain = {key: value for key, value in fragment.items() if key != ROW_IDS}
+        if ROW_IDS in fragment:
+            rows = int(fragment["physical_rows"])
             while len(waiting) < rows:
                 waiting = np.concatenate((waiting, next(replaced)))
-            kept = row_ids.unpack(storage, one[ROW_IDS], waiting[:rows])
+            kept_ids = row_ids.unpack(storage, fragment[ROW_IDS], waiting[:rows])
             waiting = waiting[rows:]
-            plain["row_id_meta"] = {"Inline": list(lance_messages.row_id_sequence(kept))}
+            plain["row_id_meta"] = {"Inline": list(lance_messages.row_id_sequence(kept_ids))}
         yield FragmentMetadata.from_json(json.dumps(plain))
 
 
@@ -157,19 +159,19 @@ class _Task:
         self._columns = tuple(chunk.column_names)
         ids = chunk["id"].combine_chunks()
         self._refuse_doubles(ids)
-        found = lookup(self._dataset, ids)
-        self._refuse_stored_doubles(ids, found)
-        if len(found.positions):
-            self._update(chunk.take(pa.array(found.positions)), found)
+        hits = lookup(self._dataset, ids)
+        self._refuse_stored_doubles(ids, hits)
+        if len(hits.positions):
+            self._update(chunk.take(pa.array(hits.positions)), hits)
         new = np.ones(len(ids), dtype=bool)
-        new[found.positions] = False
+        new[hits.positions] = False
         if new.any():
             self._insert(chunk.filter(pa.array(new)))
 
     def done(self) -> Upserted:
         """Return what was staged."""
-        found = tuple(self._matches)
-        return Upserted(tuple(self._fragments), self._rows, self._bytes, found, self._columns)
+        matched = tuple(self._matches)
+        return Upserted(tuple(self._fragments), self._rows, self._bytes, matched, self._columns)
 
     def _refuse_doubles(self, ids: pa.Array) -> None:
         if len(pc.unique(ids)) == len(ids):  # a seventh of what Arrow's own count takes
@@ -180,19 +182,19 @@ class _Task:
             samples = doubled.slice(0, _SAMPLES).to_pylist()
             raise matches.doubled_keys(self._target.table_key, samples, len(doubled))
 
-    def _refuse_stored_doubles(self, ids: pa.Array, found: Found) -> None:
-        doubled = np.flatnonzero(np.bincount(found.positions, minlength=len(ids)) > 1)
+    def _refuse_stored_doubles(self, ids: pa.Array, hits: Found) -> None:
+        doubled = np.flatnonzero(np.bincount(hits.positions, minlength=len(ids)) > 1)
         if len(doubled):
             samples = ids.take(pa.array(doubled[:_SAMPLES])).to_pylist()
             raise matches.doubled_in_table(self._target.table_key, samples, len(doubled))
 
-    def _update(self, rows: pa.Table, found: Found) -> None:
+    def _update(self, rows: pa.Table, hits: Found) -> None:
         flags: list[NDArray[np.bool_]] = []
-        changed = self._changed_rows(rows, found, flags)
+        changed = self._changed_rows(rows, hits, flags)
         fragments = self._put(changed)
-        kept = np.concatenate(flags)
-        keys, places = found.row_ids[kept], found.addresses[kept]
-        self._matches += matches.of_addresses(places, found.addresses[~kept])
+        differ = np.concatenate(flags)
+        keys, places = hits.row_ids[differ], hits.addresses[differ]
+        self._matches += matches.of_addresses(places, hits.addresses[~differ])
         start = 0
         for fragment in fragments if self._keeps_ids else ():
             end = start + int(fragment["physical_rows"])
@@ -207,14 +209,14 @@ class _Task:
         return fragments
 
     def _changed_rows(
-        self, rows: pa.Table, found: Found, flags: list[NDArray[np.bool_]]
+        self, rows: pa.Table, hits: Found, flags: list[NDArray[np.bool_]]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows that differ from the stored ones, whole; notes which those are."""
         blobs = any(is_blob(field) for field in self._target.schema)
         step = _BLOB_SLICE_ROWS if blobs else _SLICE_ROWS
         for start in range(0, rows.num_rows, step):
             ours = rows.slice(start, step).combine_chunks()
-            stored = self._stored(found.row_ids[start : start + step], blobs)
+            stored = self._stored(hits.row_ids[start : start + step], blobs)
             for name in self._target.added:  # columns that the write adds to the table
                 if name not in self._own:
                     kind = self._schema.field(name).type
@@ -234,7 +236,7 @@ class _Task:
 
     def _stored(self, keys: Numbers, blobs: bool) -> pa.RecordBatch:
         """Return the stored rows of row ids without `id`, in their order and the table's types."""
-        wanted = pa.array(keys, pa.uint64())
+        ordered = pa.array(keys, pa.uint64())
         names = [self._own[name] for name in self._stored_schema.names]
         with translated(f"Reading the rows of {self._target.table_key} that are updated"):
             if blobs:
@@ -244,7 +246,7 @@ class _Task:
                     with_row_id=True,
                     **scan_options(self._dataset.schema),
                 ).to_table()
-                rows = rows.take(pc.index_in(wanted, value_set=rows["_rowid"].combine_chunks()))
+                rows = rows.take(pc.index_in(ordered, value_set=rows["_rowid"].combine_chunks()))
                 rows = rows.drop_columns("_rowid")
                 for name in nullable_blobs(self._dataset.schema):
                     rows = _empty_as_null(rows, name)
@@ -282,13 +284,13 @@ class _Task:
 
 def _known(target: TableTarget, dataset: LanceDataset) -> tuple[list[pa.Field], dict[str, str]]:
     """Return the columns of the target that a version has, and what it calls them."""
-    before, there = target.before(), set(dataset.schema.names)
+    before, existing = target.before(), set(dataset.schema.names)
     changed = dict(target.renamed)
     known, own = [], {}
     for field in target.schema:
         name = before.get(field.name) or field.name
         added = field.name in target.added and field.name in changed
-        if name in there and not added:
+        if name in existing and not added:
             known.append(field)
             own[field.name] = name
     return known, own
