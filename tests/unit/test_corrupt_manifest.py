@@ -217,7 +217,7 @@ def test_a_lost_lineage_hinders_neither_reads_nor_writes_and_is_begun_again(
 ) -> None:
     from omnigraph_spark.history import commits
 
-    for name in (layout.GRAPH_COMMITS, layout.GRAPH_COMMIT_ACTORS, layout.GRAPH_RUNS):
+    for name in (layout.GRAPH_COMMITS, layout.GRAPH_COMMIT_ACTORS):
         shutil.rmtree(Path(graph.root) / name)
     assert writes.ids(graph, PERSON) == ["first"]
     done = writes.write(graph, {PERSON: ["b"]})
