@@ -119,7 +119,7 @@ def check(storage: Storage) -> list[Finding]:
         findings += _torn(storage, layout.MANIFEST)
     except OmnigraphError as error:
         findings.append(Finding(UNREADABLE, layout.MANIFEST, str(error), False))
-    if any(finding.kind == TORN_REF for finding in findings):  # the rest shows once they are repaired
+    if any(finding.kind == TORN_REF for finding in findings):  # the rest shows without them
         return findings
     branches = [branch.name for branch in refs.list_branches(storage)]
     lost: list[logs.Damaged] = []
