@@ -354,6 +354,7 @@ def _existing(storage: Storage, ref: Resolved, requested: str) -> Resolved:
 
     Raises:
         VersionNotFoundError: it isn't; the versions that are there are listed.
+        GraphNotFoundError: no graph is there.
     """
     try:
         storage.dataset(layout.MANIFEST, ref.branch, ref.version)
@@ -361,6 +362,7 @@ def _existing(storage: Storage, ref: Resolved, requested: str) -> Resolved:
         # Lance's words for a missing version 0 are those of a race between two creators.
         if not isinstance(error, DatasetNotFoundError) and ref.version != 0:
             raise
+        snapshot.open_main(storage)  # where no graph is, that is what to say
         versions = kept_versions(storage, layout.MANIFEST, ref.branch)
         raise VersionNotFoundError(
             f"Branch {requested} has no graph version {ref.version}",
