@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import time
 import types
 from pathlib import Path
 
@@ -130,12 +129,10 @@ def test_an_end_without_a_start_is_left_out_and_logged(
 def test_a_registry_that_cant_be_written_is_a_warning_with_its_cause(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def again(_: float) -> None:
+    def again(*_: float, **__: float) -> None:
         raise AssertionError("a failure that isn't a rival's was tried again")
 
-    # Not time.sleep itself: Spark's own threads in this process sleep too.
-    clock = types.SimpleNamespace(sleep=again, monotonic=time.monotonic)
-    monkeypatch.setattr(append_log, "time", clock)
+    monkeypatch.setattr(append_log, "backoff", types.SimpleNamespace(growing=again))
     (tmp_path / "graph").mkdir()
     (tmp_path / "graph" / layout.GRAPH_RUNS).write_text("not a folder")
     with caplog.at_level(logging.WARNING):
