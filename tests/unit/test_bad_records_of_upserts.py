@@ -45,7 +45,9 @@ def root(tmp_path: Path) -> str:
 def upsert(root: str, bad: Path, *tasks: Any, **more: str) -> list[tuple[str, str]]:
     """Upsert with a path for bad records; return (id, rule) of what was set aside."""
     save(root, *tasks, **{"table": P, "writeMode": "merge", "badRecordsPath": str(bad), **more})
-    found = [json.loads(line) for file in bad.rglob("*.json") for line in file.open()]
+    found = [
+        json.loads(line) for file in bad.rglob("*.json") for line in file.read_text().splitlines()
+    ]
     return sorted((one["row"]["id"], one["rule"]) for one in found)
 
 
