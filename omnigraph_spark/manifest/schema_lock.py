@@ -79,7 +79,10 @@ def held(
             with suppress(OmnigraphError):
                 heartbeat.remove()
             raise
-        heartbeat.remove()
+        try:
+            heartbeat.remove()
+        except OmnigraphError as error:  # the change is published: nothing may deny that now
+            _log.warning("the record of a schema change stays, for the next write: %s", error)
 
 
 def check_held(storage: Storage, holder: str) -> None:

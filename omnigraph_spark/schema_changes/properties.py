@@ -22,6 +22,7 @@ from omnigraph_spark.errors import (
     OptionError,
     PublishOutcomeUnknown,
     SchemaMismatchError,
+    StorageError,
     UnsupportedError,
     did_you_mean,
 )
@@ -487,7 +488,8 @@ def add_table(
         CommitTimeoutError, PublishOutcomeUnknown, StorageError: as a write.
     """
     kind, _ = layout.split_table_key(table)
-    if table in head(storage, options).tables:
+    before = head(storage, options)
+    if table in before.tables:
         raise OptionError(
             f"{table} is there already",
             expected="the key of a table that the graph doesn't have",
@@ -501,10 +503,22 @@ def add_table(
         for name in SYSTEM_COLUMNS[kind]
         if name not in columns.names
     ]
-    plan = plan_frames(options, {table: StructType([*fixed, *columns.fields])})
-    if plan.targets[table].mode != CREATE:  # a new graph, or one of a newer engine: it is made
-        done = commits.head(storage, plan.branch)
-        return Committed(done.graph_commit_id if done else plan.publish_id, _version(storage, plan))
+    try:
+        plan = plan_frames(options, {table: StructType([*fixed, *columns.fields])})
+        if plan.targets[table].mode != CREATE:  # a new graph, or one of a newer engine: it is made
+            done = commits.head(storage, plan.branch)
+            commit_id = done.graph_commit_id if done else plan.publish_id
+            return Committed(commit_id, _version(storage, plan))
+    except StorageError as error:
+        if not before.identities:  # there a plan makes no table
+            raise
+        raise PublishOutcomeUnknown(
+            "",
+            "the store failed",
+            cause=type(error).__name__,
+            of=f"adding {table}",
+            hint="Look whether the graph has the table before adding it again",
+        ) from error
     return commit(replace(plan, expected={**plan.expected, table: 0}), [])
 
 

@@ -53,4 +53,5 @@ def names(storage: Storage) -> list[str]:
 
 def forks_of(storage: Storage, key: str) -> list[str]:
     """Return the Lance branches of a table."""
-    return sorted(storage.dataset(layout.table_location(key)).branches.list())
+    location = load(storage).locations.get(key, layout.table_location(key))
+    return sorted(storage.dataset(location).branches.list())

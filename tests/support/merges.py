@@ -17,6 +17,7 @@ from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import Committed, commit
 from omnigraph_spark.write.plan import NewTable
 from omnigraph_spark.write.tasks.stage import stage
+from tests.support import writes
 from tests.support.writes import plan, write_options
 
 PERSON, KNOWS, COMPANY = "node:Person", "edge:Knows", "node:Company"
@@ -29,7 +30,13 @@ NEW: Mapping[str, NewTable] = {
     "node:Other": _PEOPLE,
     KNOWS: NewTable(pa.schema([_ID, *_ENDS]), None, ("Person", "Person")),
 }
+_OF_NEW = "node Person { age: I32? } edge Knows: Person -> Person"
 Rows = Sequence[tuple[Any, ...]]
+
+
+def empty_graph(storage: Storage, form: int) -> Storage:
+    """Make the tables of people and who knows whom of a graph of stamp 6; see `writes`."""
+    return writes.empty_graph(storage, form, _OF_NEW)
 
 
 def write_rows(

@@ -23,6 +23,7 @@ from omnigraph_spark.write.commit.commit import Committed, commit
 from omnigraph_spark.write.plan import NewTable, WritePlan, plan_write
 from omnigraph_spark.write.tasks.routing import Routing, route
 from omnigraph_spark.write.tasks.stage import StagedTable, stage
+from tests.support import writes
 from tests.support.writes import write_options
 
 PERSON, COMPANY, KNOWS, WORKS = "node:Person", "node:Company", "edge:Knows", "edge:Works"
@@ -56,10 +57,12 @@ Row = Mapping[str, Any]
 Rows = Mapping[str, Sequence[Row]]
 
 
-def ruled_graph(root: Storage | str | Path) -> Storage:
+def ruled_graph(root: Storage | str | Path, form: int = 2) -> Storage:
     """Make a graph with the four tables: people a, b, c, company acme, a knows b, a works there."""
     storage = root if isinstance(root, Storage) else Storage.at(str(root))
-    storage.put(layout.SCHEMA_PG, SCHEMA.encode())
+    if form == 2:
+        storage.put(layout.SCHEMA_PG, SCHEMA.encode())
+    writes.empty_graph(storage, form, SCHEMA)
     save(
         storage,
         {

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from omnigraph_spark import options as options_module
 from omnigraph_spark.history import new_graph as new_graphs
@@ -48,6 +49,9 @@ GRACE = "0.15"
 
 DEFAULT = "the default"
 """Given as the value of an option: what the product does where nobody gives it."""
+
+both_stamps = pytest.mark.parametrize("made", [2, 6], indirect=True)
+"""For tests whose graph is a copy of what the fixture `made` makes: on graphs of both forms."""
 
 Rows = Mapping[str, Sequence[str]]
 """Ids to write, by table key."""
@@ -107,13 +111,6 @@ def new_graph(storage: Storage, tables: Sequence[str] = ALL) -> Storage:
     return storage
 
 
-def empty_graph(storage: Storage, form: int) -> Storage:
-    """Make the tables of a graph of stamp 6, without rows; one of stamp 2 comes with its rows."""
-    if form == new_graphs.OF_TODAY:
-        new_graphs.make(storage, parse_pg(_OF_NEW))
-    return storage
-
-
 _OF_NEW = """node Person {
     name: String @key
     age: I32?
@@ -127,6 +124,13 @@ edge Knows: Person -> Person {
 }
 """
 """What `NEW` makes, as the engine's schema says it."""
+
+
+def empty_graph(storage: Storage, form: int, schema: str = _OF_NEW) -> Storage:
+    """Make the tables of a graph of stamp 6, without rows; one of stamp 2 comes with its rows."""
+    if form == new_graphs.OF_TODAY:
+        new_graphs.make(storage, parse_pg(schema))
+    return storage
 
 
 def ids(storage: Storage, key: str, version: int | None = None) -> list[str]:
