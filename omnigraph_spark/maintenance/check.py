@@ -196,21 +196,22 @@ def _schema(storage: Storage) -> Iterator[Finding]:
     snapshots = [
         loaded for loaded in map(partial(_loaded, storage), _names(storage)) if loaded is not None
     ]
-    tables, types = any(s.tables for s in snapshots), any(s.types for s in snapshots)
+    tables = any(s.tables for s in snapshots)
+    types = any(known_types.are_described(s) for s in snapshots)
     damage = engine_schema.damage(storage, tables, types)
     if damage is not None:
         yield Finding(
             SCHEMA_FILES,
             layout.SCHEMA_PG,
             f"It {damage}: it doesn't give the graph's rules, and writers are refused",
-            types or engine_schema.read_ir(storage) is not None,
+            any(s.types for s in snapshots) or engine_schema.read_ir(storage) is not None,
         )
     elif not engine_schema.agree(storage):
         yield Finding(
             SCHEMA_FILES,
             layout.SCHEMA_PG,
             "The JSON files beside it are missing or say something else; the engine opens nothing",
-            not formats.of_graph(storage).has_identities,
+            not formats.of_graph(storage).has_identities or engine_schema.can_agree(storage),
         )
     files = engine_schema.read(storage) or EngineSchema()
     for snapshot in snapshots:

@@ -99,6 +99,11 @@ def remembered(snapshot: Snapshot, key: str) -> NodeType | EdgeType | None:
     return None if text is None else _parsed(text, key)
 
 
+def are_described(snapshot: Snapshot) -> bool:
+    """Return whether the schema files must name types: `__manifest` does, or knows their ids."""
+    return bool(snapshot.types or snapshot.identities)
+
+
 def known(storage: Storage, snapshot: Snapshot) -> Known:
     """Return the types that hold for the tables of a snapshot (`with_types`), for a writer.
 
@@ -106,7 +111,7 @@ def known(storage: Storage, snapshot: Snapshot) -> Known:
         CorruptManifestError: `_schema.pg` is missing, empty or cut off, or can't be read.
         StorageError: the store failed.
     """
-    files = engine_schema.read_for_writing(storage, bool(snapshot.tables), bool(snapshot.types))
+    files = engine_schema.read_for_writing(storage, bool(snapshot.tables), are_described(snapshot))
     schema, lost = filled(storage, files.schema, snapshot)
     return Known(schema, lost, files.text)
 

@@ -3,6 +3,7 @@
 from omnigraph_spark.schema.files import (
     add_types,
     agree,
+    can_agree,
     change,
     damage,
     merged,
@@ -24,6 +25,7 @@ __all__ = [
     "Property",
     "add_types",
     "agree",
+    "can_agree",
     "change",
     "damage",
     "ir_json",

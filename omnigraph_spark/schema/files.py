@@ -238,7 +238,8 @@ def repair(storage: Storage, known: EngineSchema | None = None) -> bool:
     """Make the schema files whole: `_schema.pg` if it is damaged, then the JSON files from it.
 
     A `_schema.pg` that is missing, empty or cut off is made again from the IR. `known` are the
-    types of the graph's tables as `__manifest` knows them: those that no file has are added.
+    types of the graph's tables as `__manifest` knows them: those that no file has are added. An IR
+    with ids stays as it is: nothing else has them.
 
     Returns:
         Whether anything was written. A graph without schema files, and without `known` types, is
@@ -251,6 +252,8 @@ def repair(storage: Storage, known: EngineSchema | None = None) -> bool:
     """
     known = known or EngineSchema()
     text = _text(storage, layout.SCHEMA_PG)
+    if _has_ids(_text(storage, layout.SCHEMA_IR)):
+        return _repair_beside_ids(storage, text)
     problem = _damage(storage, text, bool(known.types()), bool(known.types()))
     if problem is not None:
         ir_text = _text(storage, layout.SCHEMA_IR)
@@ -273,6 +276,55 @@ def repair(storage: Storage, known: EngineSchema | None = None) -> bool:
         return False
     _put_all(storage, text, changed=False)
     return True
+
+
+def _has_ids(ir_text: str | None) -> bool:
+    try:
+        return ir_text is not None and ir.parsed(ir_text).get("ir_version") == ir2.IR_VERSION
+    except CorruptManifestError:
+        return False
+
+
+def _repair_beside_ids(storage: Storage, text: str | None) -> bool:
+    """Make what is damaged of the other two files again from an IR that has ids."""
+    ir_text = _text(storage, layout.SCHEMA_IR) or ""
+    problem = _damage(storage, text, False, False)
+    if problem is not None:
+        state = _text(storage, layout.SCHEMA_STATE) or "{}"
+        text = render_schema(parse_ir(ir_text))
+        other = ir2.disagreement(parse_pg(text), ir_text, state)
+        if other is not None:
+            raise CorruptManifestError(
+                f"{layout.SCHEMA_PG} {problem}, and the other files don't tell what was in it",
+                found=other,
+                hint="Bring it back from a copy of the graph",
+            )
+        storage.put(layout.SCHEMA_PG, text.encode("utf-8"))
+        return True
+    if _agree(storage, text) or not _fits_ids(text, ir_text):
+        return False
+    storage.put(layout.SCHEMA_STATE, ir2.state_json(ir_text).encode("utf-8"))
+    return True
+
+
+def _fits_ids(text: str | None, ir_text: str) -> bool:
+    try:
+        state = ir2.state_json(ir_text)
+        return text is not None and ir2.disagreement(parse_pg(text), ir_text, state) is None
+    except (CorruptManifestError, UnsupportedError):
+        return False
+
+
+def can_agree(storage: Storage) -> bool:
+    """Return whether `repair` can make the JSON files agree with a sound `_schema.pg`.
+
+    An IR that has ids, and is damaged or says something else, stays: nothing else tells the ids.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    ir_text = _text(storage, layout.SCHEMA_IR) or ""
+    return _fits_ids(_text(storage, layout.SCHEMA_PG), ir_text)
 
 
 def _parsed_ir(text: str | None) -> EngineSchema:

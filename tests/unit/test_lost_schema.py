@@ -42,13 +42,17 @@ RULES: dict[str, dict[str, Any]] = {
 """A row that breaks the rule of a property of `node:Person`, by the property."""
 
 
+both_stamps = pytest.mark.parametrize("graph", [2, 6], indirect=True)
+
+
 class _Killed(BaseException):
     """Ends a call where it stands, as a kill does: nothing cleans up after it."""
 
 
 @pytest.fixture
-def graph(tmp_path: Path) -> Iterator[Storage]:
-    storage = ruled_graph(tmp_path / "graph")
+def graph(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+    """A graph with rules, of stamp 2 unless a test asks for both."""
+    storage = ruled_graph(tmp_path / "graph", getattr(request, "param", 2))
     save(storage, {PERSON: [{"id": "t", "email": "taken", "first": "same", "last": "name"}]})
     yield storage
     _faults.disarm()
@@ -225,6 +229,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
 }
 
 
+@both_stamps
 @pytest.mark.parametrize("how", DAMAGE)
 def test_a_damaged_schema_file_is_named_refused_and_made_again(graph: Storage, how: str) -> None:
     before, ir = _types(graph), graph.get(layout.SCHEMA_IR)
@@ -249,6 +254,7 @@ def test_a_damaged_schema_file_is_named_refused_and_made_again(graph: Storage, h
     assert _is_refused(graph, "age")
 
 
+@both_stamps
 def test_a_schema_file_that_vanishes_while_a_write_runs_stops_it(graph: Storage) -> None:
     ir = graph.get(layout.SCHEMA_IR)
     plan = ruled.planned(graph, [PERSON])
@@ -256,6 +262,55 @@ def test_a_schema_file_that_vanishes_while_a_write_runs_stops_it(graph: Storage)
     with pytest.raises(CorruptManifestError, match="is empty"):
         commit.commit(plan, ruled.staged(plan, {PERSON: [{"id": "n"}]}))
     assert graph.get(layout.SCHEMA_IR) == ir
+
+
+@pytest.mark.parametrize("graph", [6], indirect=True)
+@pytest.mark.parametrize("names", [(layout.SCHEMA_PG, layout.SCHEMA_IR), layout.SCHEMA_FILES])
+def test_nothing_is_written_while_no_schema_file_tells_the_types_that_have_ids(
+    graph: Storage, names: tuple[str, ...]
+) -> None:
+    plan = ruled.planned(graph, [PERSON])
+    for name in names:
+        graph.delete(name)
+    with pytest.raises(CorruptManifestError, match="is missing"):
+        write(graph, {PERSON: ["q"]})
+    with pytest.raises(CorruptManifestError, match="is missing"):
+        commit.commit(plan, ruled.staged(plan, {PERSON: [{"id": "n"}]}))
+    assert (checks.SCHEMA_FILES, False) in [(one.kind, one.repairable) for one in check(graph)]
+
+
+@pytest.mark.parametrize("graph", [6], indirect=True)
+@pytest.mark.parametrize("damage", [lambda _: b"", lambda text: text[: len(text) // 2]])
+def test_a_state_that_is_damaged_is_made_again_from_the_ids(
+    graph: Storage, damage: Callable[[bytes], bytes]
+) -> None:
+    before = graph.get(layout.SCHEMA_STATE)
+    assert before is not None
+    graph.put(layout.SCHEMA_STATE, damage(before))
+    _repair(graph)
+    assert graph.get(layout.SCHEMA_STATE) == before
+
+
+@pytest.mark.parametrize("graph", [6], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (layout.SCHEMA_STATE, lambda text: text.replace(b"sha256:", b"sha256:0")),
+        (layout.SCHEMA_IR, lambda text: text.replace(b"Company", b"Campany")),
+        (layout.SCHEMA_IR, lambda text: text[:-9]),
+    ],
+)
+def test_types_are_not_made_again_from_an_ir_that_nothing_vouches_for(
+    graph: Storage, name: str, damage: Callable[[bytes], bytes]
+) -> None:
+    text = graph.get(name)
+    assert text is not None
+    graph.delete(layout.SCHEMA_PG)
+    graph.put(name, damage(text))
+    (found,) = [one for one in check(graph) if one.kind == checks.SCHEMA_FILES]
+    assert not found.repairable
+    repair(graph, False, GRACE)
+    assert graph.get(layout.SCHEMA_PG) is None
 
 
 def test_all_schema_files_are_made_again_from_what_the_manifest_knows(graph: Storage) -> None:
