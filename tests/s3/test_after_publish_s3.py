@@ -41,10 +41,11 @@ def proxy(bucket: Bucket) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def graph(bucket: Bucket, proxy: Proxy) -> Storage:
-    """People and who knows whom on S3, behind the proxy, with a branch `dev`."""
+def graph(request: pytest.FixtureRequest, bucket: Bucket, proxy: Proxy) -> Storage:
+    """People and who knows whom on S3, behind the proxy, with a branch `dev`; by stamp."""
     through = replace(bucket, endpoint=proxy.endpoint)
     storage = Storage.at(f"{bucket.uri}/g", {**through.storage_options, **ONCE})
+    merges.empty_graph(storage, request.param)
     write_rows(storage, {PERSON: [("a", 1), ("b", 2)], KNOWS: [("ab", "a", "b")]})
     for number in range(2):
         write_rows(storage, {PERSON: [(f"p{number}", number)]})
@@ -113,11 +114,16 @@ def assert_whole(graph: Storage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "branch", "loses_answer"),
+    ("what", "branch", "loses_answer", "graph"),
     [
-        *(product(WRITES, ("main", "dev"), (False, True)) if ALL else ()),
-        *(() if ALL else zip(WRITES, cycle(("main", "dev")), cycle((True, False, True)))),
+        *(product(WRITES, ("main", "dev"), (False, True), (2, 6)) if ALL else ()),
+        *(
+            ()
+            if ALL
+            else zip(WRITES, cycle(("main", "dev")), cycle((True, False, True)), cycle((6, 2)))
+        ),
     ],
+    indirect=["graph"],
 )
 def test_a_store_that_is_busy_after_a_publish_makes_no_error_that_denies_it(
     graph: Storage, proxy: Proxy, what: str, branch: str, loses_answer: bool
@@ -133,6 +139,7 @@ def test_a_store_that_is_busy_after_a_publish_makes_no_error_that_denies_it(
     assert_whole(graph)
 
 
+@pytest.mark.parametrize("graph", [2, 6] if ALL else [6], indirect=True)
 @pytest.mark.parametrize("loses_answer", [False, True] if ALL else [True])
 def test_a_store_that_is_busy_once_a_branch_is_there_makes_no_error_that_denies_it(
     graph: Storage, proxy: Proxy, loses_answer: bool
@@ -147,6 +154,7 @@ def test_a_store_that_is_busy_once_a_branch_is_there_makes_no_error_that_denies_
     assert_whole(graph)
 
 
+@pytest.mark.parametrize("graph", [2, 6] if ALL else [2], indirect=True)
 @pytest.mark.parametrize("loses_answer", [False, True] if ALL else [True])
 def test_a_store_that_is_busy_once_a_branch_is_gone_makes_no_error_that_denies_it(
     graph: Storage, proxy: Proxy, loses_answer: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,6 @@ AFTER = [
 ]
 
 
-@both_stamps
 @pytest.mark.parametrize("what", ["append to a branch", "optimize"])
 def test_an_error_at_any_step_after_the_publish_leaves_it_done(graph: Storage, what: str) -> None:
     branch, prepare = OPERATIONS[what]
@@ -217,8 +217,9 @@ REFS: dict[str, Callable[[Storage], object]] = {
 }
 
 
-@both_stamps
-@pytest.mark.parametrize("what", REFS)
+@pytest.mark.parametrize(
+    ("made", "what"), [*product([2], REFS), (6, "make a branch")], indirect=["made"]
+)
 def test_a_ref_that_is_made_or_deleted_is_never_denied(
     graph: Storage, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:

@@ -24,15 +24,16 @@ from omnigraph_spark.write.reads import has_same_rows
 from tests.support import merges
 from tests.support.branches import GRACE, ids_at, make, write_ids
 from tests.support.merges import KNOWS, PERSON, write_rows
-from tests.support.writes import once, plan, stage_rows, write_and_die, write_options
+from tests.support.writes import both_stamps, once, plan, stage_rows, write_and_die, write_options
 
 QUICK = Settings(orphan_grace_seconds=GRACE)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A graph whose two tables have a few small fragments each."""
     storage = Storage.at(str(tmp_path_factory.mktemp("made") / "g"))
+    merges.empty_graph(storage, getattr(request, "param", 2))
     write_rows(storage, {PERSON: [("a", 1), ("b", 2)], KNOWS: [("ab", "a", "b")]})
     for number in range(2):
         write_rows(
@@ -103,6 +104,7 @@ CASES = [
 ]
 
 
+@both_stamps
 @pytest.mark.parametrize(("what", "point", "tables"), CASES)
 def test_no_writer_fails_for_an_optimize_in_between(
     graph: Storage, what: str, point: str, tables: list[str] | None
@@ -116,6 +118,7 @@ def test_no_writer_fails_for_an_optimize_in_between(
     assert check(graph) == []
 
 
+@both_stamps
 def test_a_write_that_was_planned_before_an_optimize_passes(graph: Storage) -> None:
     read = {PERSON: load(graph).version(PERSON)}
     tidy(graph)
@@ -125,6 +128,7 @@ def test_a_write_that_was_planned_before_an_optimize_passes(graph: Storage) -> N
     assert ids_at(graph, PERSON) == ["new"]
 
 
+@both_stamps
 def test_a_dead_write_that_another_one_rolled_back_is_no_change(graph: Storage) -> None:
     act = overwrite(graph)
     write_and_die(graph, "commit.tables_done", {PERSON: ["dead"]})
@@ -133,6 +137,7 @@ def test_a_dead_write_that_another_one_rolled_back_is_no_change(graph: Storage) 
     assert ids_at(graph, PERSON) == ["new"]
 
 
+@both_stamps
 @pytest.mark.parametrize("first", ["append", "optimize"])
 def test_rows_of_another_writer_are_still_a_change_beside_an_optimize(
     graph: Storage, first: str
@@ -149,6 +154,7 @@ def test_rows_of_another_writer_are_still_a_change_beside_an_optimize(
     assert "theirs" in ids_at(graph, PERSON)
 
 
+@both_stamps
 def test_versions_hold_the_same_rows_only_where_every_publish_in_between_is_maintenance(
     graph: Storage,
 ) -> None:

@@ -44,8 +44,10 @@ GRACE = float(writes.GRACE)
 
 
 @pytest.fixture
-def graph(tmp_path: Path) -> Iterator[Storage]:
-    yield writes.new_graph(Storage.at(str(tmp_path / "g")))
+def graph(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+    """Three tables of one row each, of stamp 2 unless a test asks for both."""
+    empty = writes.empty_graph(Storage.at(str(tmp_path / "g")), getattr(request, "param", 2))
+    yield writes.new_graph(empty)
     _faults.disarm()
 
 
@@ -167,6 +169,7 @@ def test_tables_that_no_schema_file_declares_are_reported_and_declared_again(
     assert check(graph) == []
 
 
+@pytest.mark.parametrize("graph", [2, 6], indirect=True)
 def test_a_table_whose_version_a_branch_inherits_and_cannot_read_is_reported(
     graph: Storage,
 ) -> None:

@@ -35,6 +35,8 @@ from tests.support.branches import GRACE, ids_at, make, names, remove, write_ids
 from tests.support.writes import (
     KNOWS,
     PERSON,
+    both_stamps,
+    empty_graph,
     new_graph,
     once,
     plan,
@@ -45,13 +47,12 @@ from tests.support.writes import (
 )
 
 QUICK = Settings(orphan_grace_seconds=GRACE)
-OLD = 4
-"""A graph version of `main` that a cleanup takes."""
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    storage = new_graph(Storage.at(str(tmp_path_factory.mktemp("made") / "g")), (PERSON, KNOWS))
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    storage = Storage.at(str(tmp_path_factory.mktemp("made") / "g"))
+    new_graph(empty_graph(storage, getattr(request, "param", 2)), (PERSON, KNOWS))
     for number in range(3):
         write(storage, {PERSON: [f"p{number}"], KNOWS: [f"k{number}"]})
     return Path(storage.root)
@@ -62,6 +63,11 @@ def graph(made: Path, tmp_path: Path) -> Iterator[Storage]:
     """A graph of two tables in four versions; no fault outlives the test."""
     yield Storage.at(str(shutil.copytree(made, tmp_path / "g")))
     _faults.disarm()
+
+
+def old(storage: Storage) -> str:
+    """Name a graph version of `main` that a cleanup takes."""
+    return f"main@{load(storage).graph_version - 2}"
 
 
 def clean(storage: Storage, days: float = 30) -> cleaning.Cleaned:
@@ -81,15 +87,15 @@ def is_acknowledged(act: Callable[[], object]) -> bool:
 
 
 def tag_old(storage: Storage) -> None:
-    tags.create_tag(storage, "t", refs.named(storage, f"main@{OLD}"))
+    tags.create_tag(storage, "t", refs.named(storage, old(storage)))
 
 
 def branch_old(storage: Storage) -> None:
-    make(storage, "t", f"main@{OLD}")
+    make(storage, "t", old(storage))
 
 
 def written_branch_old(storage: Storage) -> None:
-    make(storage, "t", f"main@{OLD}")
+    make(storage, "t", old(storage))
     write_ids(storage, "t", KNOWS, ["of t"])
 
 
@@ -108,6 +114,7 @@ def assert_reads_or_is_absent(storage: Storage, acknowledged: bool) -> None:
 # --- refs ----------------------------------------------------------------------------------------
 
 
+@both_stamps
 @pytest.mark.parametrize("act", [tag_old, branch_old, written_branch_old])
 def test_a_ref_that_is_made_while_a_cleanup_begins_to_remove_reads_or_fails(
     graph: Storage, monkeypatch: pytest.MonkeyPatch, act: Callable[[Storage], None]
@@ -138,6 +145,7 @@ def test_a_ref_that_is_made_at_any_point_of_a_cleanup_reads_or_fails(
     assert_reads_or_is_absent(graph, seen[0])
 
 
+@both_stamps
 @pytest.mark.parametrize(
     ("act", "point"),
     [(tag_old, "tag.tables_tagged"), (tag_old, "tag.made"), (branch_old, "branch.cloned")],
@@ -149,12 +157,13 @@ def test_a_cleanup_that_runs_while_a_ref_is_made_leaves_it_whole_or_it_fails(
     assert_reads_or_is_absent(graph, is_acknowledged(lambda: act(graph)))
 
 
+@both_stamps
 @pytest.mark.parametrize(("act", "point"), [(tag_old, "tag.made"), (branch_old, "branch.cloned")])
 def test_a_ref_whose_table_version_is_gone_once_it_is_there_is_undone(
     graph: Storage, point: str, act: Callable[[Storage], None]
 ) -> None:
     """A cleanup that looked at the refs before this one was there took a table version."""
-    entry = load(graph, *refs.named(graph, f"main@{OLD}")).entry(PERSON)
+    entry = load(graph, *refs.named(graph, old(graph))).entry(PERSON)
     folder = Path(graph.root) / entry.location / "_versions"
     gone = folder / layout.v2_manifest_name(entry.table_version)
     _faults.arm(point, once(gone.unlink))
@@ -176,6 +185,7 @@ def test_a_ref_to_what_a_cleanup_keeps_is_made_beside_it(graph: Storage) -> None
     assert check(graph) == []
 
 
+@both_stamps
 def test_a_tag_of_a_branch_that_is_deleted_meanwhile_is_not_acknowledged(graph: Storage) -> None:
     make(graph, "b")
 
@@ -225,6 +235,7 @@ def is_published(act: Callable[[], object]) -> bool:
     return True
 
 
+@both_stamps
 def test_a_publish_that_takes_a_freed_version_number_is_made_again_above_the_others(
     graph: Storage, tmp_path: Path
 ) -> None:
@@ -286,6 +297,7 @@ def test_a_write_whose_staged_files_a_cleanup_took_is_not_acknowledged(
     assert check(graph) == []
 
 
+@both_stamps
 @pytest.mark.parametrize("mode", ["append", "overwrite", "merge"])
 def test_a_write_that_sleeps_before_its_table_commit_while_a_cleanup_takes_its_files_is_refused(
     graph: Storage, mode: str
@@ -303,6 +315,7 @@ def test_a_write_that_sleeps_before_its_table_commit_while_a_cleanup_takes_its_f
     assert check(graph) == []
 
 
+@both_stamps
 def test_an_optimize_that_sleeps_before_its_commit_while_a_cleanup_takes_its_files_is_refused(
     graph: Storage,
 ) -> None:
@@ -344,6 +357,7 @@ def test_a_write_of_many_files_lists_them_once_and_fails_for_one_that_is_gone(
     assert check(graph) == []
 
 
+@both_stamps
 def test_a_cleanup_keeps_the_staged_files_of_a_job_that_takes_longer_than_its_age(
     graph: Storage,
 ) -> None:
@@ -385,6 +399,7 @@ def test_the_record_of_a_dead_job_keeps_nothing_after_a_week(graph: Storage) -> 
         commit(planned, staged)
 
 
+@both_stamps
 @pytest.mark.parametrize("days", [2, 30])
 @pytest.mark.parametrize("what", ["optimize", "index"])
 def test_a_maintenance_whose_files_a_cleanup_took_is_not_acknowledged(
@@ -424,17 +439,20 @@ def kinds(storage: Storage) -> list[tuple[str, str, bool]]:
     return [(one.kind, one.place, one.repairable) for one in check(storage)]
 
 
+@both_stamps
 def test_check_names_what_a_branch_or_a_tag_reads_and_is_gone(graph: Storage) -> None:
-    make(graph, "b", f"main@{OLD}")
-    tags.create_tag(graph, "t", refs.named(graph, f"main@{OLD}"))
-    entry = load(graph, "main", OLD).entry(KNOWS)
-    version = layout.v2_manifest_name(entry.table_version)
-    graph.delete(f"{entry.location}/_versions/{version}")
+    version = load(graph).graph_version - 2
+    make(graph, "b", old(graph))
+    tags.create_tag(graph, "t", refs.named(graph, old(graph)))
+    entry = load(graph, "main", version).entry(KNOWS)
+    gone = layout.v2_manifest_name(entry.table_version)
+    graph.delete(f"{entry.location}/_versions/{gone}")
     assert kinds(graph) == [(checks.MISSING_VERSION, KNOWS, False)] * 2
-    graph.delete(f"{layout.MANIFEST}/_versions/{layout.v2_manifest_name(OLD)}")
+    graph.delete(f"{layout.MANIFEST}/_versions/{layout.v2_manifest_name(version)}")
     assert (checks.MISSING_VERSION, layout.MANIFEST, False) in kinds(graph)
 
 
+@both_stamps
 def test_repair_deletes_a_half_made_branch_and_no_branch_with_writes_of_its_own(
     graph: Storage,
 ) -> None:

@@ -18,9 +18,11 @@ from tests.support.branches import ids_at, make
 from tests.support.merges import KNOWS, PERSON
 from tests.support.writes import DEFAULT, write_options
 
+both_stamps = pytest.mark.parametrize("form", [2, 6])
 
-def _people(tmp_path: Path) -> Storage:
-    storage = Storage.at(str(tmp_path / "graph"))
+
+def _people(tmp_path: Path, form: int = 2) -> Storage:
+    storage = merges.empty_graph(Storage.at(str(tmp_path / "graph")), form)
     merges.write_rows(storage, {PERSON: [("a", 1), ("b", 2), ("c", 3)], KNOWS: [("e", "a", "b")]})
     make(storage, "dev")
     return storage
@@ -34,8 +36,11 @@ def _parents(storage: Storage, branch: str = "main") -> list[str | None]:
     return [one.merged_parent_commit_id for one in commits.read_commits(storage, branch)]
 
 
-def test_a_row_written_after_a_merge_that_found_both_sides_alike_stays(tmp_path: Path) -> None:
-    storage = _people(tmp_path)
+@both_stamps
+def test_a_row_written_after_a_merge_that_found_both_sides_alike_stays(
+    tmp_path: Path, form: int
+) -> None:
+    storage = _people(tmp_path, form)
     for branch in ("dev", "main"):
         _delete(storage, "c", branch=branch)
     done = merges.merge(storage, "dev")
@@ -46,10 +51,11 @@ def test_a_row_written_after_a_merge_that_found_both_sides_alike_stays(tmp_path:
     assert merges.rows_of(storage, PERSON) == [("a", 1), ("b", 2), ("c", 30)]
 
 
+@both_stamps
 def test_a_value_set_after_a_merge_that_found_both_sides_alike_is_not_set_back(
-    tmp_path: Path,
+    tmp_path: Path, form: int
 ) -> None:
-    storage = _people(tmp_path)
+    storage = _people(tmp_path, form)
     make(storage, "staging")
     for branch in ("dev", "staging"):
         merges.write_rows(storage, {PERSON: [("a", 10)]}, "merge", branch=branch)
@@ -80,8 +86,8 @@ def test_a_merge_of_two_sides_that_made_the_same_table_is_recorded(tmp_path: Pat
     assert ids_at(storage, merges.COMPANY) == []
 
 
-def _ruled(tmp_path: Path) -> Storage:
-    storage = ruled.ruled_graph(tmp_path / "graph")
+def _ruled(tmp_path: Path, form: int) -> Storage:
+    storage = ruled.ruled_graph(tmp_path / "graph", form)
     make(storage, "dev")
     return storage
 
@@ -95,8 +101,9 @@ def _merge(storage: Storage, **options: str) -> Committed:
     return merges.merge(storage, "dev", **{"integrity": DEFAULT, **options})
 
 
-def test_a_merge_that_would_double_a_unique_value_is_refused(tmp_path: Path) -> None:
-    storage = _ruled(tmp_path)
+@both_stamps
+def test_a_merge_that_would_double_a_unique_value_is_refused(tmp_path: Path, form: int) -> None:
+    storage = _ruled(tmp_path, form)
     _save(storage, ruled.PERSON, {"id": "m", "email": "x@y"})
     _save(storage, ruled.PERSON, {"id": "d", "email": "x@y"}, branch="dev")
     before = load(storage).graph_version
@@ -107,8 +114,11 @@ def test_a_merge_that_would_double_a_unique_value_is_refused(tmp_path: Path) -> 
     assert not _merge(storage, integrity="off").skipped
 
 
-def test_a_merge_that_would_give_a_source_too_many_edges_is_refused(tmp_path: Path) -> None:
-    storage = _ruled(tmp_path)
+@both_stamps
+def test_a_merge_that_would_give_a_source_too_many_edges_is_refused(
+    tmp_path: Path, form: int
+) -> None:
+    storage = _ruled(tmp_path, form)
     _save(storage, ruled.WORKS, ruled.edge("b", "acme"), ruled.edge("b", "acme"))
     _save(storage, ruled.WORKS, ruled.edge("b", "acme"), branch="dev")
     with pytest.raises(IntegrityError) as refused:
@@ -116,8 +126,9 @@ def test_a_merge_that_would_give_a_source_too_many_edges_is_refused(tmp_path: Pa
     assert refused.value.rule == "card"
 
 
-def test_a_fast_forward_brings_no_value_that_a_rule_forbids(tmp_path: Path) -> None:
-    storage = _ruled(tmp_path)
+@both_stamps
+def test_a_fast_forward_brings_no_value_that_a_rule_forbids(tmp_path: Path, form: int) -> None:
+    storage = _ruled(tmp_path, form)
     _save(storage, ruled.PERSON, {"id": "d", "age": 999}, branch="dev", integrity="off")
     with pytest.raises(IntegrityError) as refused:
         _merge(storage)
@@ -126,8 +137,11 @@ def test_a_fast_forward_brings_no_value_that_a_rule_forbids(tmp_path: Path) -> N
     assert "d" in ids_at(storage, ruled.PERSON)
 
 
-def test_a_unique_value_that_moved_to_another_row_on_the_branch_is_merged(tmp_path: Path) -> None:
-    storage = _ruled(tmp_path)
+@both_stamps
+def test_a_unique_value_that_moved_to_another_row_on_the_branch_is_merged(
+    tmp_path: Path, form: int
+) -> None:
+    storage = _ruled(tmp_path, form)
     _save(storage, ruled.PERSON, {"id": "old", "email": "x@y"})
     make(storage, "later")
     ruled.save(storage, {ruled.PERSON: [{"id": "old"}]}, writeMode="delete", branch="later")
@@ -136,8 +150,9 @@ def test_a_unique_value_that_moved_to_another_row_on_the_branch_is_merged(tmp_pa
     assert ids_at(storage, ruled.PERSON) == ["a", "b", "c", "new"]
 
 
-def test_edges_that_the_branch_deleted_do_not_count_in_a_merge(tmp_path: Path) -> None:
-    storage = _ruled(tmp_path)
+@both_stamps
+def test_edges_that_the_branch_deleted_do_not_count_in_a_merge(tmp_path: Path, form: int) -> None:
+    storage = _ruled(tmp_path, form)
     _save(storage, ruled.WORKS, ruled.edge("b", "acme", id="w1"), ruled.edge("b", "acme", id="w2"))
     make(storage, "later")
     ruled.save(storage, {ruled.WORKS: [{"id": "w1"}]}, writeMode="delete", branch="later")
