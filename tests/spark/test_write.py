@@ -544,3 +544,27 @@ def test_a_thread_that_got_its_frames_from_another_one_writes_them(
         with ThreadPoolExecutor(1) as pool:
             pool.submit(step).result()
     assert counts(uri)[NODE] == counts(other)[NODE] == 2
+
+
+def test_every_way_to_change_rows_works_in_threads_without_a_session(
+    spark: SparkSession, uri: str
+) -> None:
+    graph = OmniGraph.for_path(spark, uri)
+    frame = people(spark, [("b", "Bo", 26), ("c", "Cy", 40)])
+    spark.sql(f"CREATE TABLE in_threads USING omnigraph OPTIONS (path '{uri}', table '{NODE}')")
+    ways = (
+        lambda: graph.update("Person", {"age": "age + 1"}, "id = 'a'"),
+        lambda: graph.merge_into("Person", frame, when_matched=[("source.age > 25", "update")]),
+        lambda: graph.delete("Person", "id = 'c'"),
+        lambda: spark.sql("INSERT INTO in_threads (id, age, name) VALUES ('d', 50, 'Di')"),
+        lambda: graph.optimize(),
+        lambda: graph.create_branch("dev"),
+        lambda: graph.update("Person", {"name": "'Al'"}, "id = 'a'", branch="dev"),
+        lambda: graph.merge("dev"),
+    )
+    for way in ways:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(way).result()
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(lambda: rows(load(spark, uri, table=NODE))).result()
+    assert found == [("a", 31, "Al"), ("b", 26, "Bo"), ("d", 50, "Di")]
