@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
+from py4j.java_gateway import JavaClass, is_instance_of  # type: ignore[import-untyped]
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
@@ -36,6 +36,10 @@ _PLANNING = {
 }
 _NONDETERMINISTIC = "org.apache.spark.sql.catalyst.expressions.Nondeterministic"
 _USERS = ("UDF", "UDAF", "Aggregator")
+_SQL = "org.apache.spark.sql"
+_CATALYST = f"{_SQL}.catalyst"
+_SOURCES = f"{_SQL}.execution.datasources.v2.python"
+_CONVERTERS = "scala.jdk.javaapi.CollectionConverters"
 _pickled: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
 
 
@@ -73,7 +77,7 @@ class Query:
         """
         self._frame = frame
         self.spark: SparkSession = frame.sparkSession
-        self._jvm: Any = self.spark._jvm
+        self._gateway: Any = _gateway(self.spark)
         self._session: Any = self.spark._jsparkSession
         self._execution = frame._jdf.queryExecution()
         self._plan = self._execution.analyzed()
@@ -89,8 +93,9 @@ class Query:
                 table = leaf.table()
                 if _class(table) == "PythonTable" and table.name() == _SHORT_NAME:
                     seen.append(leaf)
-                    options = leaf.options().asCaseSensitiveMap()
-                    yield leaf, {str(key).lower(): str(options[key]) for key in options}
+                    mapper = self._java("com.fasterxml.jackson.databind.ObjectMapper")()
+                    options = mapper.writeValueAsString(leaf.options().asCaseSensitiveMap())
+                    yield leaf, {key.lower(): value for key, value in json.loads(options).items()}
 
     @property
     def is_bare(self) -> bool:
@@ -107,12 +112,12 @@ class Query:
         """Return the kinds of expressions by which two runs of the query may differ."""
         plans = [self._plan, *_each(self._plan.subqueriesAll())]
         kinds: set[str] = set()
-        pattern = self._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+        pattern = self._java(f"{_CATALYST}.trees.TreePattern")
         if self._plan.containsPattern(pattern.CURRENT_LIKE()):
             kinds.add("the time of the query")  # the planned one would be before the one that runs
         for plan in plans:
             if not plan.deterministic():
-                _unsteady(_gateway(self.spark), plan, kinds)
+                _unsteady(self._gateway, plan, kinds)
         return kinds - _BY_ORDER
 
     def optimized(self) -> tuple[str, Callable[[int], list[Any] | None]]:
@@ -133,7 +138,7 @@ class Query:
 
     def zone(self) -> str:
         """Return the time zone in which `optimized` shows timestamps."""
-        conf = self._jvm.org.apache.spark.sql.internal.SQLConf.get()
+        conf = self._java(f"{_SQL}.internal.SQLConf").get()
         return str(conf.sessionLocalTimeZone())
 
     def made(self, plans: Mapping[int, Any]) -> DataFrame:
@@ -146,14 +151,14 @@ class Query:
         self, scan: Scan, source: OmnigraphDataSource, schema: StructType, shown: str
     ) -> Any:
         """Return the plan of a scan of a data source that this process made and pinned."""
-        jschema = self._jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json())
-        sources = self._jvm.org.apache.spark.sql.execution.datasources.v2.python
-        owner = sources.PythonDataSourceV2()
+        jschema = self._java(f"{_SQL}.types.DataType").fromJson(schema.json())
+        owner = self._java(f"{_SOURCES}.PythonDataSourceV2")()
         owner.setShortName(_SHORT_NAME)
-        made = sources.PythonDataSourceCreationResult(bytearray(_pickled.dumps(source)), jschema)
+        result = self._java(f"{_SOURCES}.PythonDataSourceCreationResult")
+        made = result(bytearray(_pickled.dumps(source)), jschema)
         _field(owner, "dataSourceInPython").set(owner, made)
-        table = sources.PythonTable(owner, shown, jschema)
-        none = self._jvm.scala.Option.empty()
+        table = self._java(f"{_SOURCES}.PythonTable")(owner, shown, jschema)
+        none = self._java("scala.Option").empty()
         read = [
             column.newInstance()
             for column in _each(scan.relation.output())
@@ -175,22 +180,21 @@ class Query:
             if child is None:
                 child = self._filler(column)
             columns.append(self._alias(child, column))
-        logical = self._jvm.org.apache.spark.sql.catalyst.plans.logical
-        return logical.Project(self._seq(columns), plan)
+        return self._project(columns, plan)
 
     def _filler(self, column: Any) -> Any:
         """Return what stands for a column that nobody reads: as the column, null only if it may.
 
         The optimizer knows which columns are never null, and counts those that are, unread.
         """
-        literal = self._jvm.org.apache.spark.sql.catalyst.expressions.Literal
+        literal = self._java(f"{_CATALYST}.expressions.Literal")
         if column.nullable():
             return literal.create(None, column.dataType())
         return literal.default(column.dataType())
 
     def _alias(self, child: Any, column: Any) -> Any:
-        alias = self._jvm.org.apache.spark.sql.catalyst.expressions.Alias
-        metadata = self._jvm.scala.Option.apply(column.metadata())
+        alias = self._java(f"{_CATALYST}.expressions.Alias")
+        metadata = self._java("scala.Option").apply(column.metadata())
         return alias(
             child, column.name(), column.exprId(), column.qualifier(), metadata, self._seq([])
         )
@@ -207,21 +211,21 @@ class Query:
         """Return a relation with other first parts: table, output, catalog, identifier."""
         rest = [relation.productElement(at) for at in range(len(first), relation.productArity())]
         parts = [*first, *rest]
-        array = _gateway(self.spark).new_array(self._jvm.java.lang.Object, len(parts))
+        array = self._gateway.new_array(self._java("java.lang.Object"), len(parts))
         for at, part in enumerate(parts):
             array[at] = part
         return relation.makeCopy(array)
 
     def _with(self, pairs: Sequence[tuple[Any, Any]]) -> Any:
         """Return the query's plan with nodes replaced, those in subqueries included."""
-        known = self._jvm.java.util.HashMap()
+        known = self._java("java.util.HashMap")()
         for old, new in pairs:
             known.put(old, new)
-        wrapped = self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(known)
+        wrapped = self._java(_CONVERTERS).asScala(known)
         return self._plan.transformUpWithSubqueries(wrapped)
 
     def _of_rows(self, session: Any, plan: Any) -> Any:
-        return self._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, plan)
+        return self._java(f"{_SQL}.classic.Dataset").ofRows(session, plan)
 
     def _local(self, plan: Any, key: int) -> list[Any] | None:
         """Return the values of a column of a local relation of a plan; starts no job."""
@@ -230,17 +234,23 @@ class Query:
                 continue
             for attribute in _each(leaf.output()):
                 if attribute.exprId().id() == key:
-                    logical = self._jvm.org.apache.spark.sql.catalyst.plans.logical
-                    column = logical.Project(self._seq([attribute]), leaf)
+                    column = self._project([attribute], leaf)
                     made = ClassicDataFrame(self._of_rows(self._session, column), self.spark)
                     return [row[0] for row in made.collect()]
         return None
 
+    def _project(self, columns: Sequence[Any], plan: Any) -> Any:
+        return self._java(f"{_CATALYST}.plans.logical.Project")(self._seq(columns), plan)
+
+    def _java(self, name: str) -> Any:
+        """Return a class of the JVM: to look its package up there costs a request for each part."""
+        return JavaClass(name, self._gateway._gateway_client)
+
     def _seq(self, items: Sequence[Any]) -> Any:
-        array = self._jvm.java.util.ArrayList()
+        array = self._java("java.util.ArrayList")()
         for item in items:
             array.add(item)
-        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(array).toSeq()
+        return self._java(_CONVERTERS).asScala(array).toSeq()
 
 
 def sql_over(
@@ -285,7 +295,8 @@ class _planner:
                 planner = own.cloneSession()
                 self._known[self._spark] = planner
             settings = planner.sessionState().conf().settings()
-            settings.clear()
+            # Java's own: Python's `clear` of a Java map takes its entries out one by one.
+            settings.__getattr__("clear")()
             settings.putAll(own.sessionState().conf().settings())
             for key, value in _PLANNING.items():
                 settings.put(key, value)
