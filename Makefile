@@ -1,11 +1,12 @@
 # Each target builds the environment that it needs: .venv has the newest PySpark 4, .venv-4.0 the oldest
 # versions that the tests have run on. Needed: Python 3.11+ and Java 17+ (.ci/prerequisites looks).
 PYTHON ?= python3
-# Long, without Spark, and about Lance, whose oldest version is the newest that the bounds admit. What is
-# about Arrow, DuckDB and plain objects runs on their oldest versions too.
-LANCE_ALONE = commit upsert compaction optimize cleanup branches restore table_commit optimize_upserts check \
-  after_publish bad_records_of_upserts beside_optimize cleanup_rivals edge_keys lineage lost_schema \
-  merge_new_columns merging_rules refs_identity replace_where row_conflicts stream_writes streams
+# Without Spark, and about Arrow, DuckDB, NumPy, Protobuf and plain objects: these run on the oldest versions
+# too. What is about Lance alone doesn't: its oldest version is the newest that the bounds admit.
+OLDEST = arrow_read arrow_types arrow_write bad_records batch_size changed_rows coercions column_order \
+  corrupt_manifest deletes feed field_metadata filters frame_batches frames ids integrity kept_rows \
+  merge_columns merge_schema metadata_frames narrow newer_publishes options page_rows plan plan_write \
+  publisher python_workers ref_files snapshot stage storage store_answers store_assignment upsert upsert_steps
 # Minutes long: on 4.0 the examples of docs/branches.md merge branches in every run, and
 # `make test-floors LONG_ON_40=` runs these files too.
 LONG_ON_40 = branches_merge branches_merge_rows streams filter_answers
@@ -33,9 +34,9 @@ demo: $(VENV)/.ready  ## read, copy and extend a real graph, and show it
 	@$(call in_venv,$(VENV)) docs/demo/demo.py
 
 # The exports are read by Spark once, on executors of their own, and by Spark 4.0 in `test-floors`.
-test: $(VENV)/.ready  ## all tests on the newest PySpark 4
+test: $(VENV)/.ready  ## the tests on the newest PySpark 4; the long ones are in test-rounds
 	$(call in_venv,$(VENV)) -m pytest tests/interop --spark-master 'local-cluster[2,1,1024]' $(ARGS)
-	$(call in_venv,$(VENV)) $(PYTEST) --ignore=tests/interop/test_exports_spark.py --ignore=tests/engine $(ARGS)
+	$(call in_venv,$(VENV)) $(PYTEST) -m 'not long' --ignore=tests/interop/test_exports_spark.py --ignore=tests/engine $(ARGS)
 
 # Programs of the original engine, named by the environment or kept beside the project
 # (docs/internals/development.md); without one its tests are skipped. `ENGINE_TESTS=all` runs all of them.
@@ -44,23 +45,20 @@ test-engine: $(VENV)/.ready  ## the original engine's programs on graphs of ours
 	OMNIGRAPH_ENGINE_TESTS=$(ENGINE_TESTS) $(call in_venv,$(VENV)) $(PYTEST) --dist load tests/engine $(ARGS)
 
 test-floors: $(VENV_40)/.ready  ## all that touches PySpark, on 4.0 and the other oldest versions
-	$(call in_venv,$(VENV_40)) $(PYTEST) tests/contract tests/interop tests/s3 tests/spark tests/unit \
-	  $(LANCE_ALONE:%=--ignore=tests/unit/test_%.py) $(LONG_ON_40:%=--ignore=tests/spark/test_%.py) $(ARGS)
+	$(call in_venv,$(VENV_40)) $(PYTEST) -m 'not long' tests/contract tests/interop tests/spark \
+	  $(OLDEST:%=tests/unit/test_%.py) $(LONG_ON_40:%=--ignore=tests/spark/test_%.py) $(ARGS)
 
-# What chance decides, for many rounds; `test` runs it for a few. Longer still:
+# What is long, and what chance decides, for many rounds; `test` runs the latter for a few. Longer still:
 # `make test-rounds SEQUENCES=5000 KEYS=200 RACES=200 QUERIES=2000 REPLICAS=100`.
-SEQUENCES = 200
-QUERIES = 150
+SEQUENCES = 150
+QUERIES = 100
 KEYS = 20
 RACES = 50
-REPLICAS = 4
-test-rounds: $(VENV)/.ready  ## random sequences and queries, races of upserts and deletes: many rounds
+REPLICAS = 3
+test-rounds: $(VENV)/.ready  ## the long tests; random sequences and queries, races: many rounds
 	OMNIGRAPH_SEQUENCES=$(SEQUENCES) OMNIGRAPH_SPARK_UPSERT_ROUNDS=$(KEYS) OMNIGRAPH_SPARK_RACES=$(RACES) \
 	  OMNIGRAPH_SPARK_QUERIES=$(QUERIES) OMNIGRAPH_SPARK_TPCH=22 OMNIGRAPH_SPARK_REPLICAS=$(REPLICAS) \
-	  $(call in_venv,$(VENV)) $(PYTEST) --timeout=3600 tests/property/test_sequences.py \
-	  tests/spark/test_narrow_random.py tests/spark/test_narrow_tpch.py tests/spark/test_replica.py \
-	  tests/property/test_replicas.py \
-	  tests/concurrency/test_upserts.py tests/concurrency/test_deletes_among_edges.py -k 'not spark_makes' $(ARGS)
+	  $(call in_venv,$(VENV)) $(PYTEST) --timeout=3600 -m 'long or rounds' --ignore=tests/engine $(ARGS)
 
 test-connect: $(VENV_CONNECT)/.ready  ## Spark Connect and pipelines, with what pyspark[connect,pipelines] needs
 	$(call in_venv,$(VENV_CONNECT)) -m pytest tests/spark/test_connect.py tests/spark/test_pipelines.py $(ARGS)

@@ -37,13 +37,18 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("busy")
 
 
+@pytest.hookimpl(tryfirst=True)  # before those that `-m` leaves out are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With another master than the default one, run only the tests that start Spark."""
+    """Call tests of Spark on S3 long, and run with another master only those that start Spark."""
+    with_spark = [item for item in items if "spark_session" in getattr(item, "fixturenames", ())]
+    for item in with_spark:
+        call = getattr(item, "callspec", None)
+        if call is not None and call.params.get("store") == "s3":
+            item.add_marker(pytest.mark.long)
     if config.getoption("--spark-master") == sparks.LOCAL:
         return
-    chosen = [item for item in items if "spark_session" in getattr(item, "fixturenames", ())]
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = chosen
+    config.hook.pytest_deselected(items=[item for item in items if item not in with_spark])
+    items[:] = with_spark
 
 
 @pytest.fixture(scope="session")

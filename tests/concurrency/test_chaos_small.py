@@ -11,6 +11,8 @@ from tests.chaos.__main__ import run
 from tests.chaos.lab import Lab
 from tests.chaos.scenarios import SCENARIOS, crash
 
+pytestmark = pytest.mark.long
+
 SEED = 20260729
 
 

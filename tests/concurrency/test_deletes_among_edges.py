@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from omnigraph_spark.errors import IntegrityError
 from omnigraph_spark.manifest.snapshot import load
@@ -20,6 +21,8 @@ from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.plan import WritePlan
 from omnigraph_spark.write.tasks.stage import StagedTable, stage
 from tests.support.writes import EDGE_SCHEMA, KNOWS, PERSON, ids, new_graph, plan, write
+
+pytestmark = pytest.mark.rounds
 
 _ROUNDS = int(os.environ.get("OMNIGRAPH_SPARK_RACES", "6"))
 _SEED = int(os.environ.get("OMNIGRAPH_SEED", str(random.randrange(1 << 32))))

@@ -33,6 +33,8 @@ from tests.support.stores import Store
 from tests.support.streams import Sink, Stream
 from tests.support.writes import ALL, write
 
+pytestmark = pytest.mark.long
+
 RESTARTS = int(os.environ.get("OMNIGRAPH_SPARK_RESTARTS", "24"))
 SEED = int(os.environ.get("OMNIGRAPH_SEED", str(random.randrange(1 << 32))))
 BATCHES = 20

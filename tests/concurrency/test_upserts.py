@@ -10,12 +10,15 @@ import threading
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.tasks.stage import stage
 from tests.support.writes import COMPANY, NODE_SCHEMA, ids, new_graph, plan
+
+pytestmark = pytest.mark.rounds
 
 _WRITERS = 16
 _ROUNDS = int(os.environ.get("OMNIGRAPH_SPARK_UPSERT_ROUNDS", "1"))

@@ -24,6 +24,8 @@ from omnigraph_spark.storage.store import Storage
 from tests.property.wide import TABLES, Row, Wide, contents, values
 from tests.support.streams import Stream
 
+pytestmark = pytest.mark.rounds
+
 REPLICAS = int(os.environ.get("OMNIGRAPH_SPARK_REPLICAS", "1"))
 # A chosen seed, since a source that is restored to before a property, and a query that starts again just
 # then, show rows without that property, which the comparison below doesn't know (3569276915).

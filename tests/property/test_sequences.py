@@ -24,7 +24,7 @@ from tests.property.core import KINDS, Run, Step
 from tests.property.spark import run as run_through_spark
 from tests.support.writes import KNOWS, PERSON, new_graph, write
 
-SEQUENCES = int(os.environ.get("OMNIGRAPH_SEQUENCES", "100"))
+SEQUENCES = int(os.environ.get("OMNIGRAPH_SEQUENCES", "25"))
 SPARK_SEQUENCES = int(os.environ.get("OMNIGRAPH_SPARK_SEQUENCES", "10"))
 SEED = int(os.environ.get("OMNIGRAPH_SEED", str(random.randrange(1 << 32))))
 
@@ -70,6 +70,7 @@ def violations(root: Path, run: Run) -> list[str]:
     return [one for one in found if not any(text in one for text in left)]
 
 
+@pytest.mark.rounds
 @pytest.mark.timeout(0)
 def test_every_ref_and_every_version_shows_what_a_plain_model_says(
     template: Path, places: Path
@@ -128,6 +129,7 @@ def spark_steps(number: int, chance: random.Random) -> list[Step]:
     return steps
 
 
+@pytest.mark.long
 @pytest.mark.timeout(0)
 def test_spark_makes_of_a_sequence_what_the_model_says(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,8 @@ from tests.support.merges import KNOWS, PERSON, write_rows
 from tests.support.s3 import Bucket
 from tests.support.writes import write_options
 
+pytestmark = pytest.mark.long
+
 SECONDS = float(os.environ.get("OMNIGRAPH_SPARK_STORE_FAULTS", "2"))
 """How long the store is busy; where it is given, every combination is tried."""
 ALL = "OMNIGRAPH_SPARK_STORE_FAULTS" in os.environ

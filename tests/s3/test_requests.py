@@ -10,6 +10,8 @@ from tests.support import faulty_s3, requests
 from tests.support.faulty_s3 import Proxy
 from tests.support.s3 import Bucket
 
+pytestmark = pytest.mark.long
+
 MOST: dict[str, tuple[int, int]] = {
     "append": (118, 9),
     "load": (28, 1),

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support.s3 import Bucket
 from tests.support.sparks import CANARY_KEY, CANARY_SECRET, ScriptRunner
+
+pytestmark = pytest.mark.long
 
 # Everything that can fail and print: run with Spark's log at DEBUG, secrets given as options too.
 _SCRIPT = """

@@ -61,11 +61,11 @@ def history(uri: str) -> dict[int, dict[str, tuple[int, int]]]:
     "fault",
     [
         "stage.done=raise",
-        "commit.entered=raise",
-        "table.after_commit=raise@1",
-        "table.after_commit=raise@6",
-        "table.before_commit=raise@10",
-        "commit.before_publish=raise",
+        pytest.param("commit.entered=raise", marks=pytest.mark.long),
+        pytest.param("table.after_commit=raise@1", marks=pytest.mark.long),
+        pytest.param("table.after_commit=raise@6", marks=pytest.mark.long),
+        pytest.param("table.before_commit=raise@10", marks=pytest.mark.long),
+        pytest.param("commit.before_publish=raise", marks=pytest.mark.long),
         "publish.before_merge=raise",
     ],
 )

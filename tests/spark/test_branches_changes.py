@@ -27,6 +27,8 @@ from tests.support.frames import load, nothing_written, options_of, placed, refu
 from tests.support.stores import Store
 from tests.support.writes import COMPANY, KNOWS, PERSON, new_graph, write, write_options
 
+pytestmark = pytest.mark.long
+
 LEADING = ["_table", "_change_type", "_commit_version", "_commit_timestamp", "_commit_id"]
 
 

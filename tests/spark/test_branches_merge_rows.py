@@ -19,6 +19,8 @@ from omnigraph_spark.storage.store import Storage
 from tests.support.s3 import Bucket
 from tests.support.writes import KNOWS, PERSON, Died, die, new_graph, write
 
+pytestmark = pytest.mark.long
+
 NAN = float("nan")
 AWKWARD = (
     "id STRING, d DOUBLE, n DECIMAL(20,2), b BINARY, v ARRAY<FLOAT>, m MAP<STRING,INT>,"

@@ -16,6 +16,8 @@ from tests.support.frames import load, people, placed, refused, rows, save, stor
 from tests.support.s3 import REGION, Bucket
 from tests.support.stores import Store
 
+pytestmark = pytest.mark.long
+
 TABLE = "node:Thing"
 
 

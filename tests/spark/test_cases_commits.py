@@ -21,6 +21,8 @@ from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
 from tests.support.frames import counts, load, people, refused, rows, save, versions
 
+pytestmark = pytest.mark.long
+
 GRACE = {"orphanGraceSeconds": "0.2", "integrity": "off"}
 ENDS = {"Knows": "Person -> Person"}
 THING = "node:Thing"

@@ -13,6 +13,8 @@ from tests.format_checker import check_graph
 from tests.support import graphs
 from tests.support.frames import counts, people, rows, save
 
+pytestmark = pytest.mark.long
+
 
 def test_rows_ids_and_the_schema_come_along_in_both_directions(
     spark: SparkSession, tmp_path: Path

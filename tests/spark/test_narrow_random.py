@@ -15,8 +15,10 @@ from omnigraph_spark import OmniGraph
 from omnigraph_spark.narrowing.narrow import narrowed
 from tests.support import queries
 
+pytestmark = pytest.mark.rounds
+
 # How many, and from which seed on: `OMNIGRAPH_SPARK_QUERIES=2000` for many.
-QUERIES = int(os.environ.get("OMNIGRAPH_SPARK_QUERIES", "40"))
+QUERIES = int(os.environ.get("OMNIGRAPH_SPARK_QUERIES", "20"))
 SEED = int(os.environ.get("OMNIGRAPH_SPARK_QUERY_SEED", "0"))
 
 

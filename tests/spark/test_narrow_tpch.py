@@ -12,6 +12,8 @@ from omnigraph_spark import OmniGraph
 from omnigraph_spark.narrowing.narrow import narrowed
 from tests.support import tpch
 
+pytestmark = pytest.mark.long
+
 # `OMNIGRAPH_SPARK_TPCH=22` runs all of them.
 COUNT = int(os.environ.get("OMNIGRAPH_SPARK_TPCH", "3"))
 SCALE = 0.01

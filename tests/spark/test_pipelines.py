@@ -22,7 +22,10 @@ from tests.support.sparks import PROJECT, prepare_environment
 pytest.importorskip("grpc", reason="spark-pipelines needs grpcio: make test-connect has it")
 pytest.importorskip("yaml", reason="spark-pipelines needs PyYAML: make test-connect has it")
 
-pytestmark = pytest.mark.timeout(900)  # three starts of Spark, perhaps beside other tests
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+]  # three starts of Spark, perhaps beside other tests
 
 PAGE = "docs/pipelines.md"
 STORED = """

@@ -13,6 +13,8 @@ from pyspark.sql import SparkSession
 from omnigraph_spark import OmniGraph
 from tests.support.stores import Store
 
+pytestmark = pytest.mark.long
+
 PROJECT = Path(__file__).resolve().parents[2]
 
 

@@ -22,6 +22,8 @@ from tests.format_checker import check_graph
 from tests.property.core import KINDS, Run
 from tests.support.writes import COMPANY, KNOWS, PERSON, new_graph
 
+pytestmark = pytest.mark.rounds
+
 REPLICAS = int(os.environ.get("OMNIGRAPH_SPARK_REPLICAS", "1"))
 SEED = int(os.environ.get("OMNIGRAPH_SEED", str(random.randrange(1 << 32))))
 STEPS = 14

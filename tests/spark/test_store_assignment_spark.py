@@ -12,6 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from omnigraph_spark import OmniGraph, pack
 from omnigraph_spark.errors import SchemaMismatchError, from_spark
 
+pytestmark = pytest.mark.long
+
 KEY = "node:P"
 TYPES = "P.f: F32?, P.at: DateTime?, P.vec: Vector(2)?, P.n: I32?, P.s: string"
 FIRST = "'0' AS id, 0.5F f, TIMESTAMP '2026-01-01 00:00:00Z' at, array(1F, 2F) vec, 1 n, 's' s"
