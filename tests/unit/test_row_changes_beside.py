@@ -153,8 +153,16 @@ PASSING: dict[
     "optimize": ("commit.record_written", tidy, {"done"}, lambda rows: rows),
     "failure after its publish": ("publish.landed", fail, {"done"}, lambda rows: rows),
 }
+# The ways that other tests have too are tried in `make test-rounds`.
+OFTEN = ("delete", "merge_into")
 CASES = [
-    pytest.param(made, way, what, id=f"{made}-{way}-{what}")
+    pytest.param(
+        made,
+        way,
+        what,
+        id=f"{made}-{way}-{what}",
+        marks=() if way in OFTEN else pytest.mark.long,
+    )
     for (what, way), made in zip(product(PASSING, WAYS), cycle((2, 6)))
 ]
 
