@@ -9,7 +9,7 @@ OLDEST = arrow_read arrow_types arrow_write bad_records batch_size changed_rows 
   publisher python_workers ref_files snapshot stage storage store_answers store_assignment upsert upsert_steps
 # Minutes long: on 4.0 the examples of docs/branches.md merge branches in every run, and
 # `make test-floors LONG_ON_40=` runs these files too.
-LONG_ON_40 = branches_merge branches_merge_rows streams filter_answers
+LONG_ON_40 = branches_merge branches_merge_rows streams filter_answers same_outcome
 FLOORS = pyspark==4.0.2 pylance==14.0.2 pyarrow==18.1.0 obstore==0.9.5 duckdb==1.5.0 numpy==1.26.4 protobuf==4.21.12
 VENV = .venv
 VENV_40 = .venv-4.0
@@ -49,15 +49,18 @@ test-floors: $(VENV_40)/.ready  ## all that touches PySpark, on 4.0 and the othe
 	  $(OLDEST:%=tests/unit/test_%.py) $(LONG_ON_40:%=--ignore=tests/spark/test_%.py) $(ARGS)
 
 # What is long, and what chance decides, for many rounds; `test` runs the latter for a few. Longer still:
-# `make test-rounds SEQUENCES=5000 KEYS=200 RACES=200 QUERIES=2000 REPLICAS=100`.
+# `make test-rounds SEQUENCES=5000 KEYS=200 RACES=200 QUERIES=2000 REPLICAS=100 OUTCOMES=100 PREDICATES=300`.
 SEQUENCES = 150
 QUERIES = 100
 KEYS = 20
 RACES = 50
 REPLICAS = 3
+OUTCOMES = 12
+PREDICATES = 100
 test-rounds: $(VENV)/.ready  ## the long tests; random sequences and queries, races: many rounds
 	OMNIGRAPH_SEQUENCES=$(SEQUENCES) OMNIGRAPH_SPARK_UPSERT_ROUNDS=$(KEYS) OMNIGRAPH_SPARK_RACES=$(RACES) \
 	  OMNIGRAPH_SPARK_QUERIES=$(QUERIES) OMNIGRAPH_SPARK_TPCH=22 OMNIGRAPH_SPARK_REPLICAS=$(REPLICAS) \
+	  OMNIGRAPH_SPARK_OUTCOMES=$(OUTCOMES) OMNIGRAPH_SPARK_PREDICATES=$(PREDICATES) \
 	  $(call in_venv,$(VENV)) $(PYTEST) --timeout=3600 -m 'long or rounds' --ignore=tests/engine $(ARGS)
 
 test-connect: $(VENV_CONNECT)/.ready  ## Spark Connect and pipelines, with what pyspark[connect,pipelines] needs

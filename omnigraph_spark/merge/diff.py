@@ -11,7 +11,16 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import DataType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from omnigraph_spark.arrow.frame_batches import TABLE
 from omnigraph_spark.errors import UnsupportedError
@@ -27,6 +36,7 @@ CHANGE = "_change_type"
 INSERT, DELETE = "insert", "delete"
 BEFORE, AFTER = "update_preimage", "update_postimage"
 _COMPARE = "Compare the other columns of the two table frames with Spark"
+_FLOATS = (FloatType, DoubleType)
 _SIDE, _COUNT = "_omnigraph_side", "_omnigraph_count"
 
 Tables = Mapping[str, StructType]
@@ -117,8 +127,13 @@ def table_diff(before: DataFrame | None, after: DataFrame | None, key: str) -> D
     union = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), sided)
     # Grouping and the window are both by id first, so this one shuffle serves the two.
     spread = union.repartition(column("id"))
-    counts = spread.groupBy(*(column(name) for name in columns.names)).agg(
-        sf.sum(_SIDE).alias(_COUNT)
+    signed = [field for field in columns.fields if _has_floats(field)]
+    counts = spread.groupBy(
+        *(column(name) for name in columns.names),
+        *(_signs(field).alias(f"{_SIDE}_{at}") for at, field in enumerate(signed)),
+    ).agg(
+        sf.sum(_SIDE).alias(_COUNT),
+        *(sf.first(column(field.name)).alias(f"{_COUNT}_{at}") for at, field in enumerate(signed)),
     )
     by_id = Window.partitionBy(column("id"))
     gone, came = column(_COUNT) < 0, column(_COUNT) > 0
@@ -130,8 +145,13 @@ def table_diff(before: DataFrame | None, after: DataFrame | None, key: str) -> D
     )
     changed = counts.where(column(_COUNT) != 0).withColumn(CHANGE, kind)
     repeated = changed.withColumn(_COUNT, sf.explode(sf.expr(f"sequence(1, int(abs({_COUNT})))")))
+    held = {field.name: f"{_COUNT}_{at}" for at, field in enumerate(signed)}
     return repeated.select(
-        column(CHANGE), *(_original(field).alias(field.name) for field in columns.fields)
+        column(CHANGE),
+        *(
+            _original(field, held.get(field.name, field.name)).alias(field.name)
+            for field in columns.fields
+        ),
     )
 
 
@@ -165,10 +185,28 @@ def comparable(frame: DataFrame, key: str) -> DataFrame:
     return frame.select(*columns)
 
 
-def _original(field: StructField) -> Column:
+def _has_floats(field: StructField) -> bool:
+    return any(name in field.dataType.simpleString() for name in ("float", "double"))
+
+
+def _signs(field: StructField) -> Column:
+    """Return what distinguishes -0.0 from 0.0 in a column; Spark groups them as one value."""
     from pyspark.sql import functions as sf
 
-    value = column(field.name)
+    value, kind = column(field.name), field.dataType
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, _FLOATS):
+        has_zeros = sf.array_contains(value, sf.lit(0).cast(kind.elementType))
+    elif isinstance(kind, _FLOATS):
+        has_zeros = value == 0
+    else:
+        has_zeros = value.isNotNull()
+    return sf.when(has_zeros, value.cast("string"))
+
+
+def _original(field: StructField, name: str) -> Column:
+    from pyspark.sql import functions as sf
+
+    value = column(name)
     return sf.map_from_entries(value) if isinstance(field.dataType, MapType) else value
 
 

@@ -388,9 +388,7 @@ def _delete_unlisted(storage: Storage, name: str) -> str | None:
     names = _names(storage)
     places = _all_places(storage, None)
     if not any(forks.judged(storage, location, name, names).exists for location in places):
-        raise BranchNotFoundError(
-            f"The graph has no branch {name[:80]!r}", expected=", ".join(names[:60])
-        )
+        raise BranchNotFoundError.named(name, names)
     if remove_unlisted(storage, name, _CREATOR_SECONDS):
         return None
     return refs.identifier_of(storage, name)

@@ -22,6 +22,7 @@ from omnigraph_spark.errors import (
     PublishOutcomeUnknown,
     StorageError,
     VersionNotFoundError,
+    did_you_mean,
 )
 from omnigraph_spark.manifest import crash_records, snapshot
 from omnigraph_spark.refs import times
@@ -297,12 +298,13 @@ def _named(storage: Storage, text: str) -> Resolved:
         commit = commits.find_commit(storage, text)
         if commit is not None:
             return Resolved(commit.manifest_branch or layout.MAIN, commit.manifest_version)
+    known = [*(branch.name for branch in list_branches(storage)), *(tag.name for tag in tags)]
     names = ", ".join(tag.name for tag in tags[:_SHOWN])
     raise VersionNotFoundError(
         f"The graph has no version, commit or tag {text[:60]!r}",
         expected="a branch, a graph version (a number), a commit id (26 characters)"
         + (f", or one of the tags {names}" if names else "; there are no tags"),
-        hint="The metadata frame `history` lists versions and commits",
+        hint=did_you_mean(text, known, "The metadata frame `history` lists versions and commits"),
     )
 
 
@@ -312,10 +314,7 @@ def _on_lineage(storage: Storage, branch: str, version: int) -> Resolved:
         return Resolved(branch, version)
     branches = {listed.name: listed for listed in list_branches(storage)}
     if branch not in branches:
-        raise BranchNotFoundError(
-            f"The graph has no branch {branch[:80]!r}",
-            expected=", ".join([*branches][: 2 * _SHOWN]),
-        )
+        raise BranchNotFoundError.named(branch, [*branches])
     current = branches[branch]
     while current.parent is not None and version < (current.parent_version or 0):
         current = branches.get(current.parent, branches[layout.MAIN])

@@ -212,6 +212,26 @@ def test_maps_structs_and_blobs_are_compared_by_value(
     ]
 
 
+def test_a_zero_of_another_sign_differs_wherever_it_stands(
+    spark: SparkSession, local_store: Store
+) -> None:
+    made = OmniGraph.for_path(spark, local_store.uri("zeros"))
+    schema = "id STRING, d DOUBLE, v ARRAY<FLOAT>, s STRUCT<x: DOUBLE>, m MAP<STRING,DOUBLE>"
+    zeros: list[Any] = [0.0, [0.0], (0.0,), {"k": 0.0}]
+    signed: list[Any] = [-0.0, [-0.0], (-0.0,), {"k": -0.0}]
+    names = ["d", "v", "s", "m"]
+    rows = [(one, *zeros) for one in (*names, "same")]
+    made.write({"node:T": spark.createDataFrame(rows, schema)})
+    start = head(made)
+    later = [(one, *zeros[:at], signed[at], *zeros[at + 1 :]) for at, one in enumerate(names)]
+    made.write({"node:T": spark.createDataFrame([*later, rows[-1]], schema)}, mode="merge")
+    found = made.diff(start, "main", "T").collect()
+    assert sorted((row.id, row._change_type) for row in found) == [
+        (one, f"update_{side}image") for one in sorted(names) for side in ("post", "pre")
+    ]
+    assert {str(row.d) for row in found if row.id == "d"} == {"0.0", "-0.0"}
+
+
 def test_a_diff_of_the_engines_own_branches_agrees_with_its_exports(
     spark: SparkSession, local_store: Store
 ) -> None:

@@ -45,6 +45,8 @@ def test_an_overwrite_that_would_null_a_property_it_does_not_show_is_refused(
     create(spark, "people", graph, ", table 'node:Person'")
     create(spark, "names", graph, ", table 'node:Person', columns 'id,age,name'")
     create(spark, "whole", graph, "")
+    graph.create_branch("dev")
+    create(spark, "dev", graph, ", table 'node:Person', branch 'dev'")
     graph.add_property("Person", "note", "String?")
     spark.sql("SELECT 'a' AS id, 'keep' AS note").write.format("omnigraph").mode("append").options(
         table="node:Person", writeMode="merge"
@@ -60,6 +62,13 @@ def test_an_overwrite_that_would_null_a_property_it_does_not_show_is_refused(
     assert rows(graph.table("Person"), "id", "note") == [("a", "keep"), ("b", None), ("c", None)]
     with refused(SchemaMismatchError, AGAIN):
         spark.sql(f"INSERT OVERWRITE d.people {one}")
+    spark.sql(f"INSERT OVERWRITE d.dev {one}")  # the branch has no such property
+    graph.add_property("Person", "more", "String?", branch="dev")
+    with nothing_written(graph.uri), refused(SchemaMismatchError, "more"):
+        spark.sql(f"INSERT OVERWRITE d.dev {one}")
+    spark.sql("INSERT INTO d.dev VALUES ('d', 1, 'Di')")
+    found = rows(graph.table("Person", branch="dev"), "id", "age", "more")
+    assert found == [("a", 31, None), ("d", 1, None)]
 
 
 def test_a_catalog_table_with_columns_that_are_gone_names_the_statements_that_mend_it(

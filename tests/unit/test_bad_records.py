@@ -14,6 +14,7 @@ from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
+from tests.support.branches import make
 from tests.support.ruled import (
     COMPANY,
     KNOWS,
@@ -269,11 +270,40 @@ def test_columns_behind_a_blob_are_checked_and_set_aside(tmp_path: Path, aside: 
         badRecordsPath=str(aside),
     )
     assert rows(graph, "node:Doc", "id", "email") == [("f", None), ("ok", "o@"), ("z", "z@")]
-    told = [(one["rule"], one["row"]["id"], one["row"]["b"]) for one in bad_records(aside)]
-    assert sorted(told) == [("unique", "e", 4), ("unique id", "d", 1), ("unique id", "d", 2)]
+    found = [(one["rule"], one["row"]["id"], one["row"]["b"]) for one in bad_records(aside)]
+    assert sorted(found) == [("unique", "e", 4), ("unique id", "d", 1), ("unique id", "d", 2)]
     with pytest.raises(IntegrityError, match="o@"):
         save(graph, {"node:Doc": [{"id": "g", "aa": b"t", "email": "o@"}]}, integrity="keys")
-    entry = load(graph).entry("node:Doc")
+    with pytest.raises(IntegrityError, match="o@"):
+        save(
+            graph,
+            {"node:Doc": [{"id": "f", "aa": b"t", "email": "o@"}]},
+            writeMode="merge",
+            integrity="keys",
+        )
+    assert blobs(graph, "main") == {"f": b"s", "ok": b"r" * 100_000}
+    make(graph, "dev")
+    later: list[Row] = [{"id": "d", "aa": b"u", "b": 5, "email": "z@"}, {"id": "i", "aa": b"v"}]
+    save(
+        graph,
+        {"node:Doc": later},
+        badRecordsPath=str(aside / "dev"),
+        branch="dev",
+        integrity="keys",
+    )
+    assert told(aside / "dev") == [("unique", "email", "d")]
+    save(
+        graph,
+        {"node:Doc": [{"id": "f", "aa": b"w", "email": "f@"}]},
+        writeMode="merge",
+        branch="dev",
+    )
+    assert blobs(graph, "dev") == {"f": b"w", "i": b"v", "ok": b"r" * 100_000}
+
+
+def blobs(graph: Storage, branch: str) -> dict[str, bytes]:
+    """Return the blobs of a branch by id, without the nulls."""
+    entry = load(graph, branch).entry("node:Doc")
     dataset = graph.dataset(entry.location, entry.table_branch, entry.table_version)
     found = dataset.to_table(columns=["id", "aa"], blob_handling="all_binary").to_pylist()
-    assert {one["id"]: one["aa"] for one in found if one["aa"]} == {"f": b"s", "ok": b"r" * 100_000}
+    return {one["id"]: one["aa"] for one in found if one["aa"]}

@@ -24,6 +24,7 @@ from omnigraph_spark.read import metadata_frames
 from omnigraph_spark.refs.changes import Span
 from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
+from tests.support import plain_writes
 from tests.support.branches import make
 from tests.support.feeds import read_feed
 from tests.support.merges import (
@@ -167,6 +168,26 @@ def test_the_same_change_on_both_sides_is_no_conflict(graph: Storage) -> None:
     put(graph, "main", both)
     merge(graph, "dev")
     assert people(graph) == sorted([*both, ("e", 5)])
+
+
+def test_a_zero_of_another_sign_is_a_change_that_merges_and_conflicts(tmp_path: Path) -> None:
+    storage = Storage.at(str(tmp_path / "zeros"))
+
+    def upsert(branch: str, **values: float) -> None:
+        rows = {"id": [*values], "v": [*values.values()]}
+        plain_writes.save(storage.root, rows, table=PERSON, writeMode="merge", branch=branch)
+
+    upsert("main", a=0.0, b=0.0, c=0.0)
+    make(storage, "dev")
+    upsert("dev", a=-0.0, b=-0.0)
+    upsert("main", b=-0.0, c=1.0)
+    merge(storage, "dev")
+    assert [(one, str(v)) for one, v in rows_of(storage, PERSON)] == [
+        ("a", "-0.0"), ("b", "-0.0"), ("c", "1.0")
+    ]  # fmt: skip
+    upsert("dev", a=0.0)
+    upsert("main", a=2.0)
+    assert conflicts(prepare(storage, "dev")) == [(PERSON, "a", "DivergentUpdate")]
 
 
 def test_conflicts_are_counted_shown_and_nothing_is_written(graph: Storage) -> None:
