@@ -151,8 +151,9 @@ def filters_of(schemas: Mapping[str, pa.Schema], options: ReadOptions) -> dict[s
         f"{name}__" for name in stored if any(a.startswith(f"{name}__".lower()) for a in named)
     }
     whole_graph = options.table is None
+    lower = {TABLE, *(name.lower() for name in stored)}
     # A name that is nowhere is answered with all that are.
-    is_known = named <= {name.lower() for name in needed} | {TABLE}
+    is_known = all(name in lower or name.partition("__")[0] in lower for name in named)
     by_table = _Frame(schemas, whole_graph, needed if is_known else None, None).columns
     known = {name for columns in by_table.values() for name in columns}
     missing = {name for name in needed & stored if name not in known}
