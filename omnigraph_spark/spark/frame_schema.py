@@ -153,7 +153,9 @@ def filters_of(schemas: Mapping[str, pa.Schema], options: ReadOptions) -> dict[s
     whole_graph = options.table is None
     lower = {TABLE, *(name.lower() for name in stored)}
     # A name that is nowhere is answered with all that are.
-    is_known = all(name in lower or name.partition("__")[0] in lower for name in named)
+    is_known = all(
+        name in lower or any(name.startswith(f"{one}__") for one in lower) for name in named
+    )
     by_table = _Frame(schemas, whole_graph, needed if is_known else None, None).columns
     known = {name for columns in by_table.values() for name in columns}
     missing = {name for name in needed & stored if name not in known}
