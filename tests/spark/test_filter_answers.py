@@ -28,7 +28,7 @@ from tests.conftest import PUSHDOWN
 
 SEED = int(os.environ.get("OMNIGRAPH_SPARK_PREDICATE_SEED", "20261129"))
 PREDICATES = 360
-QUERIES = int(os.environ.get("OMNIGRAPH_SPARK_PREDICATES", "60"))
+QUERIES = int(os.environ.get("OMNIGRAPH_SPARK_PREDICATES", "20"))
 FEW = 100
 """Up to so many predicates are asked of one surface each, which take turns; more of every one."""
 SCHEMA = (

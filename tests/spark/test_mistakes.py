@@ -22,6 +22,8 @@ from omnigraph_spark.errors import (
     from_spark,
 )
 
+pytestmark = pytest.mark.long
+
 PERSON, KNOWS = "node:Person", "edge:Knows"
 ROW = "SELECT 'c' AS id, 'Cy' AS name, 1 AS age"
 EDGE = "SELECT 'a' AS src, 'b' AS dst"

@@ -28,7 +28,7 @@ from omnigraph_spark.storage.store import Storage
 from tests.support import outcomes
 from tests.support.outcomes import Case
 
-CASES = int(os.environ.get("OMNIGRAPH_SPARK_OUTCOMES", "5"))
+CASES = int(os.environ.get("OMNIGRAPH_SPARK_OUTCOMES", "3"))
 SEED = int(os.environ.get("OMNIGRAPH_SPARK_OUTCOME_SEED", "0"))
 FEW = 20
 """Up to so many frames each goes three ways, which take turns; more go every way."""
