@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 from omnigraph_spark import _faults
 from omnigraph_spark.errors import OmnigraphError
 from omnigraph_spark.history import commits
+from omnigraph_spark.maintenance import check as checks
 from omnigraph_spark.maintenance.cleanup import cleanup
 from omnigraph_spark.maintenance.repair import repair
 from omnigraph_spark.manifest import crash_records
@@ -251,7 +252,8 @@ def a_lost_ref(setup: Setup, root: str) -> str | None:
     write_ids(storage, "b", PERSON, [_STAGED])
     storage.delete(layout.ref_path(layout.table_location(PERSON), "b"))
     repair(storage, False, _GRACE)
-    return _wrong(storage, "b", True)
+    left = checks.check(storage)  # the branch reads and writes without: Lance and the engine don't
+    return str(left[0]) if left else _wrong(storage, "b", True)
 
 
 _TRIALS = (
