@@ -17,10 +17,11 @@ from pyspark.sql.types import StructType
 from omnigraph_spark._redaction import is_secret, redact
 from omnigraph_spark.errors import OptionError, SchemaMismatchError, UnsupportedError
 from omnigraph_spark.spark import ddl, field_metadata
-from omnigraph_spark.write.plan import OVERWRITE, WritePlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from omnigraph_spark.write.plan import WritePlan
 
 _log = logging.getLogger(__name__)
 _STORAGE = "storage."
@@ -240,6 +241,9 @@ def refuse_unseen(plan: WritePlan, seen: Mapping[str, Collection[str]], schema: 
     Raises:
         SchemaMismatchError: names the table, its columns, and the statements that mend it.
     """
+    # Not above: readers and planners import this module, and none of what plans a write.
+    from omnigraph_spark.write.plan import OVERWRITE
+
     for key, target in plan.targets.items():
         unseen = [name for name in target.schema.names if name not in seen[key]]
         if target.mode == OVERWRITE and unseen:

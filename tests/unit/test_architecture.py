@@ -212,6 +212,16 @@ def test_read_and_write_do_not_import_each_other() -> None:
     assert crossing == []
 
 
+def test_who_plans_a_read_imports_nothing_that_writes() -> None:
+    """Spark 4.0 plans each read in a new process: a tenth of a second, for nothing."""
+    code = (
+        "import sys, omnigraph_spark.spark.datasource, omnigraph_spark.spark.reader\n"
+        "print([name for name in sys.modules if name.startswith('omnigraph_spark.write')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_lance_is_imported_late() -> None:
     """`import lance` costs a third of a second in every Python worker (fact 15)."""
     early = [
