@@ -19,6 +19,8 @@ VENV_SITE = .venv-site
 # their order: those with few tests, put last, would keep one process waiting for the other.
 PYTEST = -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 export SPARK_LOCAL_IP = 127.0.0.1
+# Every process of Spark's imports the package: without bytecode it compiles all of it first, half a second.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Spark finds the source by itself only in the Python that PYSPARK_PYTHON names.
 in_venv = PYSPARK_PYTHON=$(CURDIR)/$(1)/bin/python $(1)/bin/python
