@@ -52,13 +52,13 @@ test-floors: $(VENV_40)/.ready  ## all that touches PySpark, on 4.0 and the othe
 
 # What is long, and what chance decides, for many rounds; `test` runs the latter for a few. Longer still:
 # `make test-rounds SEQUENCES=5000 KEYS=200 RACES=200 QUERIES=2000 REPLICAS=100 OUTCOMES=100 PREDICATES=300`.
-SEQUENCES = 150
-QUERIES = 100
+SEQUENCES = 100
+QUERIES = 60
 KEYS = 20
-RACES = 50
-REPLICAS = 3
-OUTCOMES = 12
-PREDICATES = 100
+RACES = 30
+REPLICAS = 2
+OUTCOMES = 6
+PREDICATES = 60
 test-rounds: $(VENV)/.ready  ## the long tests; random sequences and queries, races: many rounds
 	OMNIGRAPH_SEQUENCES=$(SEQUENCES) OMNIGRAPH_SPARK_UPSERT_ROUNDS=$(KEYS) OMNIGRAPH_SPARK_RACES=$(RACES) \
 	  OMNIGRAPH_SPARK_QUERIES=$(QUERIES) OMNIGRAPH_SPARK_TPCH=22 OMNIGRAPH_SPARK_REPLICAS=$(REPLICAS) \
