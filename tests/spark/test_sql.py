@@ -284,6 +284,7 @@ else:
 """
 
 
+@pytest.mark.long
 def test_a_catalog_table_survives_a_restart_with_a_persistent_metastore(
     spark: SparkSession, local_store: Store, run_spark_script: ScriptRunner, tmp_path: Path
 ) -> None:

@@ -114,6 +114,7 @@ def test_what_a_stream_and_a_read_take_is_told_apart(
     not hasattr(datasource, "DataSourceStreamArrowWriter"),
     reason="Spark 4.1 and later write streams",
 )
+@pytest.mark.long
 def test_a_written_stream_has_each_row_once_wherever_it_was_killed(
     spark: SparkSession,
     graph: Storage,
