@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 from omnigraph_spark import _faults
-from omnigraph_spark.errors import IntegrityError, UnsupportedError
+from omnigraph_spark.errors import IntegrityError, RecoveryPendingError, UnsupportedError
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance.check import check
 from omnigraph_spark.maintenance.cleanup import cleanup
@@ -320,18 +320,34 @@ def test_writers_of_both_kinds_lose_nothing_side_by_side(newer: Engine, graph: S
     root = Path(graph.root)
     loaded: list[str] = []
     written: list[str] = []
+
+    def ours(name: str) -> None:
+        asked = {"commitTimeoutSeconds": "60", "orphanGraceSeconds": "2"}
+        write(graph, {PERSON: [name], KNOWS: [name]}, new={}, **asked)
+        written.append(name)
+
     for number in range(12):
         name = f"e{number}"
         loading = newer.start(*newer.load_arguments(root, [person(name)]))
+        refused = []
         for part in range(3):
-            one = f"w{number}.{part}"
-            write(graph, {PERSON: [one], KNOWS: [one]}, new={}, commitTimeoutSeconds="60")
-            written.append(one)
+            try:
+                ours(f"w{number}.{part}")
+            except (
+                RecoveryPendingError
+            ):  # it ended with its record there: its next load settles that
+                refused.append(f"w{number}.{part}")
         loading.communicate(timeout=120)
         if loading.returncode == 0:
             loaded.append(name)
+        if refused:
+            newer.load(root, [person(f"e{number}.settles")])
+            loaded.append(f"e{number}.settles")
+        for one in refused:
+            ours(one)
     there = agree(newer, graph)[PERSON]
     assert [one for one in there if one[0] == "w"] == sorted(written)
+    assert len(written) == 36
     assert [one for one in there if one[0] == "e"] == sorted(loaded)
     sound(graph)
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -727,14 +728,18 @@ def test_a_record_that_appears_between_two_rounds_stops_the_write(graph: Storage
     assert ids(graph, PERSON) == ["first", "rival"]
 
 
-def test_a_record_that_goes_away_in_time_is_waited_for(graph: Storage) -> None:
+@pytest.mark.parametrize("at", ["plan", "commit"])
+def test_a_record_that_goes_away_in_time_is_waited_for(graph: Storage, at: str) -> None:
+    def begin() -> threading.Timer:
+        graph.put(crash_records.path_of("engine"), json.dumps(ENGINE_RECORD).encode())
+        timer = threading.Timer(0.2, lambda: graph.delete(crash_records.path_of("engine")))
+        timer.start()
+        return timer
+
+    timer = begin() if at == "plan" else None
     planned = writes.plan(graph, [PERSON], orphanGraceSeconds="60")
     staged = writes.stage_rows(planned, {PERSON: ["ours"]})
-    graph.put(crash_records.path_of("engine"), json.dumps(ENGINE_RECORD).encode())
-    import threading
-
-    timer = threading.Timer(0.2, lambda: graph.delete(crash_records.path_of("engine")))
-    timer.start()
+    timer = timer or begin()
     commit(planned, staged)
     timer.join()
     assert ids(graph, PERSON) == ["first", "ours"]
