@@ -143,24 +143,19 @@ def snapshots(sides: list[Side], rows: int, rounds: int) -> dict[str, list[Took]
 
 def reads(sides: list[Side], rows: int, batches: int) -> dict[str, list[Took]]:
     """Append a small commit and wait until a running query has read it."""
-    found: dict[str, list[Took]] = {side.name: [] for side in sides}
     queries = {side.name: side.follow(1000) for side in sides}
     for query in queries.values():
         query.processAllAvailable()
-    for number in range(batches + 2):
-        for side in sides:
-            side.write(people(side.spark, rows + number * SMALL, SMALL).coalesce(1))
-            took = timed(queries[side.name].processAllAvailable)
-            if number > 1:
-                found[side.name].append(took)
-    for query in queries.values():
-        query.stop()
-    return found
+    return _in_turn(
+        sides,
+        queries,
+        batches,
+        lambda side, n: side.write(people(side.spark, rows + n * SMALL, SMALL).coalesce(1)),
+    )
 
 
 def writes(spark: SparkSession, sides: list[Side], batches: int, folder: Path) -> Any:
     """Write small files' rows, a file per batch."""
-    found: dict[str, list[Took]] = {side.name: [] for side in sides}
     queries = {}
     for side in sides:
         (folder / "files" / side.name).mkdir(parents=True)
@@ -169,10 +164,22 @@ def writes(spark: SparkSession, sides: list[Side], batches: int, folder: Path) -
         )
         checkpoint = str(side.folder / "written")
         queries[side.name] = side.writer(files).option("checkpointLocation", checkpoint).start()
+
+    def feed(side: Side, number: int) -> None:
+        rows = people(spark, number * SMALL, SMALL).coalesce(1)
+        rows.write.mode("append").parquet(str(folder / "files" / side.name))
+
+    return _in_turn(sides, queries, batches, feed)
+
+
+def _in_turn(
+    sides: list[Side], queries: dict[str, Any], batches: int, feed: Callable[[Side, int], None]
+) -> dict[str, list[Took]]:
+    """Feed each side's query batch by batch, then stop it; two batches warm up."""
+    found: dict[str, list[Took]] = {side.name: [] for side in sides}
     for number in range(batches + 2):
         for side in sides:
-            rows = people(spark, number * SMALL, SMALL).coalesce(1)
-            rows.write.mode("append").parquet(str(folder / "files" / side.name))
+            feed(side, number)
             took = timed(queries[side.name].processAllAvailable)
             if number > 1:
                 found[side.name].append(took)
