@@ -52,7 +52,7 @@ test-floors: $(VENV_40)/.ready  ## all that touches PySpark, on 4.0 and the othe
 	  $(OLDEST:%=tests/unit/test_%.py) $(ARGS)
 
 # What is long, and what chance decides, for many rounds; `test` runs the latter for a few. Longer still:
-# `make test-rounds SEQUENCES=5000 KEYS=200 RACES=200 QUERIES=2000 REPLICAS=100 OUTCOMES=100 PREDICATES=300`.
+# `make test-rounds SEQUENCES=5000 KEYS=200 RACES=200 QUERIES=2000 REPLICAS=100 OUTCOMES=100 PREDICATES=300 SAMPLE=all`.
 SEQUENCES = 60
 QUERIES = 40
 KEYS = 10
@@ -60,14 +60,17 @@ RACES = 20
 REPLICAS = 1
 OUTCOMES = 4
 PREDICATES = 40
+# Of a long test's cases, where they are many, a third each day; `SAMPLE=all`: all of them.
+SAMPLE := $(shell expr $$(date +%j) % 3)
 test-rounds: $(VENV)/.ready  ## the long tests; random sequences and queries, races: many rounds
-	OMNIGRAPH_SEQUENCES=$(SEQUENCES) OMNIGRAPH_SPARK_UPSERT_ROUNDS=$(KEYS) OMNIGRAPH_SPARK_RACES=$(RACES) \
+	OMNIGRAPH_SPARK_SAMPLE=$(SAMPLE) OMNIGRAPH_SEQUENCES=$(SEQUENCES) OMNIGRAPH_SPARK_UPSERT_ROUNDS=$(KEYS) OMNIGRAPH_SPARK_RACES=$(RACES) \
 	  OMNIGRAPH_SPARK_QUERIES=$(QUERIES) OMNIGRAPH_SPARK_TPCH=22 OMNIGRAPH_SPARK_REPLICAS=$(REPLICAS) \
 	  OMNIGRAPH_SPARK_OUTCOMES=$(OUTCOMES) OMNIGRAPH_SPARK_PREDICATES=$(PREDICATES) \
 	  $(call in_venv,$(VENV)) $(PYTEST) --timeout=3600 -m 'long or rounds' --ignore=tests/engine $(ARGS)
 
 test-connect: $(VENV_CONNECT)/.ready  ## Spark Connect and pipelines, with what pyspark[connect,pipelines] needs
 	$(call in_venv,$(VENV_CONNECT)) -m pytest tests/spark/test_connect.py tests/spark/test_pipelines.py $(ARGS)
+	$(call in_venv,$(VENV_CONNECT)) -m pytest tests/spark/test_same_outcome.py -k one_outcome --spark-master connect $(ARGS)
 
 test-wheel: $(VENV)/.ready  ## build wheel and sdist, install them in clean environments, run the quickstart
 	.ci/wheel $(PYTHON) $(filter pyarrow==%,$(FLOORS)) $(filter pyspark==%,$(FLOORS)) 'pyspark>=4,<5'

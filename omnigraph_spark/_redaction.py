@@ -15,8 +15,9 @@ _URI_USERINFO = re.compile(
     r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.\-]*)://(?P<info>[^/\s@:]*:[^\s@]+|[^/\s@]+)@"
 )
 _AZURE = frozenset({"abfs", "abfss", "wasb", "wasbs"})
+# It starts where a word does: from every letter of a long word the search would be quadratic.
 _KEY_VALUE = re.compile(
-    rf"(?P<key>[\w.\-]*(?:{_SECRET_NAME})[\w.\-]*|\bsig)(?P<sep>[\"']?\s*[=:]\s*)"
+    rf"(?P<key>(?<![\w.\-])[\w.\-]*(?:{_SECRET_NAME})[\w.\-]*|\bsig)(?P<sep>[\"']?\s*[=:]\s*)"
     r"(?P<value>Some\(\"[^\"]*\"\)|\"[^\"]*\"|'[^']*'|(?:Bearer|Basic|AWS4-HMAC-SHA256)\s+\S+|[^\s\"',;&}\]<]+)",
     re.IGNORECASE,
 )
@@ -42,9 +43,11 @@ def redact(text: str) -> str:
     Texts of Lance and of stores come through here: options as they are printed, signed URLs,
     request headers, and the XML in which S3 answers with the key id it was given.
     """
-    text = _URI_USERINFO.sub(_without_userinfo, text)
+    if "://" in text:
+        text = _URI_USERINFO.sub(_without_userinfo, text)
     text = _KEY_VALUE.sub(_without_value, text)
-    text = _XML_VALUE.sub(rf"<\g<tag>>{_PLACEHOLDER}<", text)
+    if "<" in text:
+        text = _XML_VALUE.sub(rf"<\g<tag>>{_PLACEHOLDER}<", text)
     return _AWS_KEY_ID.sub(_PLACEHOLDER, text)
 
 

@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from omnigraph_spark.errors import VersionNotFoundError
 from omnigraph_spark.maintenance.cleanup import cleanup
 from omnigraph_spark.maintenance.optimize import create_index, optimize, run_here
@@ -50,6 +52,7 @@ def maintainer(storage: Storage, number: int, outcome: Outcome) -> None:
     outcome.result = removed
 
 
+@pytest.mark.long
 def test_a_cleanup_of_an_old_graph_disturbs_neither_writers_nor_readers(tmp_path: Path) -> None:
     storage = writes.new_graph(Storage.at(str(tmp_path / "g")))
     create_index(storage, "main", PERSON, "id", "BTREE", None)

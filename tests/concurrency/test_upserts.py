@@ -24,6 +24,7 @@ _WRITERS = 16
 _ROUNDS = int(os.environ.get("OMNIGRAPH_SPARK_UPSERT_ROUNDS", "1"))
 
 
+@pytest.mark.long
 def test_of_sixteen_upserts_of_one_new_key_one_row_is_left(tmp_path: Path) -> None:
     storage = new_graph(Storage.at(str(tmp_path / "g")))
     for number in range(_ROUNDS):

@@ -39,6 +39,7 @@ needs_limits = pytest.mark.skipif(
 )
 
 
+@pytest.mark.long
 @needs_limits
 @pytest.mark.timeout(0)
 def test_a_stream_s_changes_make_an_equal_graph_at_every_commit(tmp_path: Path) -> None:

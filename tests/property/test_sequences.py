@@ -70,6 +70,7 @@ def violations(root: Path, run: Run) -> list[str]:
     return [one for one in found if not any(text in one for text in left)]
 
 
+@pytest.mark.long
 @pytest.mark.rounds
 @pytest.mark.timeout(0)
 def test_every_ref_and_every_version_shows_what_a_plain_model_says(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
+import pytest
+
 from omnigraph_spark.maintenance.check import check
 from omnigraph_spark.maintenance.cleanup import cleanup
 from omnigraph_spark.maintenance.optimize import create_index, optimize, run_here
@@ -37,6 +39,7 @@ def test_a_table_is_indexed_compacted_and_cleaned_up_on_every_store(store: Store
     assert records(storage) == []
 
 
+@pytest.mark.long
 def test_a_branch_is_deleted_half_made_or_whole_and_made_again_on_every_store(store: Store) -> None:
     storage = new_graph(store.storage("g"), [PERSON])
     for _ in range(2):

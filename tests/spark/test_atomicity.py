@@ -103,6 +103,7 @@ def test_a_task_that_always_fails_leaves_all_tables_as_they_were(
     assert history(uri) == before
 
 
+@pytest.mark.long
 def test_many_frames_in_one_commit_fail_as_one(spark: SparkSession, uri: str) -> None:
     before = history(uri)
     graph = OmniGraph.for_path(spark, uri)

@@ -61,6 +61,7 @@ def changes(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
 # --- branches, tags, restore -------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_frames_are_written_to_a_branch_that_the_write_makes(
     spark: SparkSession, graph: OmniGraph
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_version_is_restored_with_all_its_tables(spark: SparkSession, graph: O
 # --- diff --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_diff_has_inserts_deletes_and_both_images_of_changes(
     spark: SparkSession, graph: OmniGraph
 ) -> None:

@@ -75,6 +75,7 @@ def conflicts(frame: DataFrame) -> list[tuple[Any, ...]]:
     return sorted((tuple(row) for row in rows), key=str)
 
 
+@pytest.mark.long
 def test_rows_that_only_one_side_changed_are_taken_from_that_side(graph: OmniGraph) -> None:
     put(graph, "dev", [("a", 10), ("b", 2), ("d", 4), ("e", 5)])  # a changed, c gone, e new
     put(graph, "main", [("a", 1), ("b", 20), ("c", 3), ("d", 4), ("f", 6)])  # b changed, f new
@@ -123,6 +124,7 @@ def test_conflicts_are_counted_shown_and_nothing_is_written(graph: OmniGraph) ->
     assert at(graph) == before
 
 
+@pytest.mark.long
 def test_a_target_that_hasnt_moved_becomes_as_the_source(graph: OmniGraph) -> None:
     put(graph, "dev", [("a", 10), ("e", 5)])
     graph.write({COMPANY: people(graph.spark, [("x", 1)])}, branch="dev")
@@ -135,6 +137,7 @@ def test_a_target_that_hasnt_moved_becomes_as_the_source(graph: OmniGraph) -> No
     assert check_graph(graph.uri) == []
 
 
+@pytest.mark.long
 def test_columns_that_one_side_changed_are_taken_with_the_rows_of_both(graph: OmniGraph) -> None:
     graph.rename_property(PERSON, "age", "years", branch="dev")
     graph.add_property(PERSON, "nick", "String?", branch="dev")

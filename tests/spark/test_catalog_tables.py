@@ -39,6 +39,7 @@ def create(spark: SparkSession, name: str, graph: OmniGraph, more: str) -> None:
     spark.sql(f"CREATE TABLE d.{name} USING omnigraph OPTIONS (path '{path}'{more})")
 
 
+@pytest.mark.long
 def test_an_overwrite_that_would_null_a_property_it_does_not_show_is_refused(
     spark: SparkSession, graph: OmniGraph
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_catalog_table_with_columns_that_are_gone_names_the_statements_that_me
             spark.sql(failing).collect()
 
 
+@pytest.mark.long
 def test_the_catalog_follows_the_graph_when_its_tables_are_created_again(
     spark: SparkSession, graph: OmniGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +158,7 @@ def test_sql_reads_a_version_and_a_branch_through_views(
     assert [spark.sql(f"SELECT * FROM {n}").count() for n in ("then", "dev", "now")] == [2, 2, 3]
 
 
+@pytest.mark.long
 def test_sql_functions_give_the_history_and_what_differs(
     spark: SparkSession, graph: OmniGraph
 ) -> None:

@@ -169,6 +169,7 @@ def _marked(frame: DataFrame, texts: list[str]) -> list[list[tuple[str, str]]]:
     ]
 
 
+@pytest.mark.long
 def test_the_same_predicate_has_the_same_answer_in_every_surface_or_is_refused(
     spark: SparkSession, graph: OmniGraph, source: DataFrame
 ) -> None:
@@ -230,6 +231,7 @@ def _asked(find: Callable[[str], DataFrame], texts: list[str]) -> dict[str, list
     return {text: sorted(row.id for row in rows if row.at == at) for at, text in enumerate(texts)}
 
 
+@pytest.mark.long
 @pytest.mark.rounds
 @pytest.mark.timeout(3600)
 def test_queries_with_a_predicate_give_what_spark_gives_on_the_same_rows(

@@ -85,6 +85,7 @@ def _random(chosen: random.Random) -> tuple[str, Column]:
     return f"{column.name} {name}", condition
 
 
+@pytest.mark.long
 def test_random_filters_keep_the_same_rows_pushed_or_not(spark: SparkSession, root: str) -> None:
     """Unpushed, all filters are columns of one query; pushed, each pair is a query of its own."""
     if spark.version.startswith("4.0"):

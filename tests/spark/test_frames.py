@@ -214,6 +214,7 @@ def test_a_refused_whole_graph_write_changes_no_file(
     assert file_hashes(root) == before
 
 
+@pytest.mark.long
 def test_node_properties_called_src_and_dst_are_shown_under_another_name_where_edges_are_too(
     spark: SparkSession, tmp_path: Path
 ) -> None:

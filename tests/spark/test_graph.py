@@ -59,6 +59,7 @@ def test_a_table_is_read_by_key_or_bare_name_with_the_columns_asked_for(graph: O
         graph.table(NODE, columns=["nmae"])
 
 
+@pytest.mark.long
 def test_a_version_and_a_commit_id_name_what_was_then(
     spark: SparkSession, graph: OmniGraph
 ) -> None:
@@ -143,6 +144,7 @@ def test_rows_that_do_not_fit_publish_nothing(spark: SparkSession, graph: OmniGr
     assert counts(graph.uri) == before
 
 
+@pytest.mark.long
 def test_a_stale_frame_does_not_overwrite_in_a_commit_of_many(
     spark: SparkSession, graph: OmniGraph
 ) -> None:
@@ -212,6 +214,7 @@ def test_a_graph_that_is_read_unpacks_into_what_was_packed(
     assert counts(copy) == counts(graph.uri)
 
 
+@pytest.mark.long
 def test_register_makes_the_source_known_and_changes_no_setting(
     spark: SparkSession, graph: OmniGraph
 ) -> None:

@@ -24,6 +24,7 @@ def _found(graph: OmniGraph, branch: str = "main") -> list[tuple[object, ...]]:
     return [tuple(row) for row in graph.check(integrity=True, branch=branch).collect()]
 
 
+@pytest.mark.long
 def test_every_broken_rule_is_counted_with_samples_on_the_branch_that_breaks_it(
     graph: OmniGraph,
 ) -> None:
@@ -64,6 +65,7 @@ def test_every_broken_rule_is_counted_with_samples_on_the_branch_that_breaks_it(
     assert graph.check() == []
 
 
+@pytest.mark.long
 def test_many_broken_rows_are_counted_and_ten_are_shown(graph: OmniGraph) -> None:
     storage = graph._store()
     rows = [{"id": f"n{number:03}", "age": 500 + number} for number in range(100)]

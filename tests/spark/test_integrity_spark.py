@@ -143,6 +143,7 @@ def test_frames_of_no_rows_and_of_no_partitions_are_checked(
 # --- the engine's graphs -------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_rows_go_into_the_engines_graph_of_every_type_by_its_rules(
     spark: SparkSession, local_store: Store
 ) -> None:
@@ -165,6 +166,7 @@ def test_rows_go_into_the_engines_graph_of_every_type_by_its_rules(
         save(lost, root, table="edge:Likes", **STRICT)
 
 
+@pytest.mark.long
 def test_rows_go_into_a_large_graph_of_the_engine_by_its_rules(
     spark: SparkSession, local_store: Store
 ) -> None:

@@ -147,6 +147,7 @@ def _descriptions(spark: SparkSession) -> set[str]:
     return {str(one.get()) for one in told if one.isDefined()}
 
 
+@pytest.mark.long
 def test_each_step_of_a_long_call_has_its_description_in_sparks_ui(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

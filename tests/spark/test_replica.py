@@ -45,6 +45,7 @@ class Sound(Run):
         super().do_overwrite(where, 1, many)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(0)
 def test_a_replica_equals_its_source_after_each_span_of_random_changes(
     spark: SparkSession, tmp_path: Path

@@ -36,6 +36,7 @@ def last(graph: OmniGraph) -> Any:
     return graph.history().orderBy(F.desc("version")).first()
 
 
+@pytest.mark.long
 def test_a_conditional_merge_updates_adds_and_deletes_in_one_commit(
     spark: SparkSession, graph: OmniGraph
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_conditional_merge_updates_adds_and_deletes_in_one_commit(
     assert graph.check() == []
 
 
+@pytest.mark.long
 def test_a_merge_may_only_update_or_only_add(spark: SparkSession, graph: OmniGraph) -> None:
     source = spark.createDataFrame([("a", 9), ("z", 9)], "id STRING, n INT")
     graph.merge_into(P, source, when_not_matched=None)
@@ -120,6 +122,7 @@ def test_rows_are_updated_and_deleted_by_condition_on_a_branch_too(graph: OmniGr
             graph.update(P, wrong)
 
 
+@pytest.mark.long
 def test_a_row_that_others_change_between_the_read_and_the_commit_refuses_an_update(
     spark: SparkSession, graph: OmniGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +173,7 @@ def test_replace_where_goes_through_every_surface(spark: SparkSession, graph: Om
     assert people(graph, "n") == [("a", 1), ("d", None), ("q", 6)]
 
 
+@pytest.mark.long
 def test_edges_with_keys_need_no_ids_in_any_surface(spark: SparkSession, graph: OmniGraph) -> None:
     schema = "src STRING, dst STRING, day INT, amount INT"
     first = spark.createDataFrame([("a", "b", 1, 5), ("a", "c", None, 6)], schema)

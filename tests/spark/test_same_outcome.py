@@ -1,5 +1,6 @@
 """One frame, one outcome: whichever way it is written, the same graph, or the same refusal.
 
+With `--spark-master connect` each way goes through Spark Connect, and one more without it.
 `OMNIGRAPH_SPARK_OUTCOMES` says how many random frames, `OMNIGRAPH_SPARK_OUTCOME_SEED` from which seed on.
 """
 
@@ -94,9 +95,23 @@ UPSERTS: dict[str, Way] = {
     "merge_into": lambda graph, key, frame: graph.merge_into(key, frame),
 }
 WAYS = {**APPENDS, **UPSERTS}
+WITHOUT_CONNECT = "without Connect"
 if pyspark.__version__.startswith("4.0."):
     # An INSERT takes all columns there, and one that has to cast an array loses the table's binding.
     del WAYS["SQL"], WAYS["SQL, upsert"]
+
+
+def _classic(spark: SparkSession) -> SparkSession | None:
+    """Return a session without Connect on the server of one with it; None for one without."""
+    if "connect" not in type(spark).__module__:
+        return None
+    from pyspark import SparkContext
+    from pyspark.sql.classic.dataframe import DataFrame as Classic
+    from pyspark.sql.session import SparkSession as Session
+
+    session = Session(SparkContext.getOrCreate())
+    assert isinstance(session.range(1), Classic)
+    return session
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +225,7 @@ def _differences(found: list[str], expected: list[str]) -> str:
     return f"{[*set(found) - set(expected)]} instead of {[*set(expected) - set(found)]}"
 
 
+@pytest.mark.long
 @pytest.mark.rounds
 @pytest.mark.timeout(7200)
 def test_a_frame_has_one_outcome_whichever_way_it_is_written(
@@ -217,16 +233,24 @@ def test_a_frame_has_one_outcome_whichever_way_it_is_written(
 ) -> None:
     print(f"OMNIGRAPH_SPARK_OUTCOMES={CASES} OMNIGRAPH_SPARK_OUTCOME_SEED={SEED}")  # noqa: T201
     wrong: list[str] = []
+    classic = _classic(spark)
     for seed in range(SEED, SEED + CASES):
         one = outcomes.case(seed)
         rows = [list(row) for row in one.rows]
         frame = spark.createDataFrame(rows, one.schema).coalesce(one.partitions)
+        frames = dict.fromkeys(WAYS, frame)
         names = [*WAYS]
         if CASES <= FEW:
             names = [names[(seed * 3 + turn) % len(names)] for turn in range(3)]
+        if classic is not None:
+            names.append(WITHOUT_CONNECT)
+            frames[WITHOUT_CONNECT] = classic.createDataFrame(rows, one.schema).coalesce(
+                one.partitions
+            )
         names = list(dict.fromkeys([*(_expected(name, one)[0] for name in names), *names]))
+        ways = {**WAYS, WITHOUT_CONNECT: _one_table}
         found = {
-            name: outcome(WAYS[name], origin, tmp_path / f"{seed}-{at}", one, frame)
+            name: outcome(ways[name], origin, tmp_path / f"{seed}-{at}", one, frames[name])
             for at, name in enumerate(names)
         }
         for name, told in found.items():
@@ -268,6 +292,7 @@ IMPOSSIBLE = {
 """A struct without fields, two fields of a name, a key of numbers, a key of dates."""
 
 
+@pytest.mark.long
 def test_what_no_table_can_have_is_refused_with_its_column_by_every_way_that_makes_one(
     spark: SparkSession, origin: Path, tmp_path: Path
 ) -> None:

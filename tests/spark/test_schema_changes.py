@@ -29,6 +29,7 @@ def rows(graph: OmniGraph, version: int | None = None) -> list[tuple[object, ...
     return [tuple(row) for row in graph.table(NODE, version=version).orderBy("id").collect()]
 
 
+@pytest.mark.long
 def test_merge_schema_adds_the_columns_of_a_table_frame(
     spark: SparkSession, graph: OmniGraph
 ) -> None:

@@ -67,6 +67,7 @@ class Follower:
         return [batch for batch in batches if batch]
 
 
+@pytest.mark.long
 def test_a_stream_goes_on_from_its_checkpoint_after_its_process_was_killed(
     spark: SparkSession,
     graph: Storage,

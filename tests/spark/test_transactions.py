@@ -121,6 +121,7 @@ def test_a_staged_graph_is_published_when_its_checks_pass_and_dropped_when_not(
     assert [one.name for one in graph.branches()] == ["main"]
 
 
+@pytest.mark.long
 def test_a_change_feed_applied_span_by_span_makes_an_equal_graph(
     spark: SparkSession, store: Storage, graph: OmniGraph, tmp_path: Path
 ) -> None:

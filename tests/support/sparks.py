@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL = "local[2]"
+CONNECT = "connect"
+"""In place of a master: a session of Spark Connect, whose server this process starts."""
+
 FAULTS = Path(tempfile.gettempdir()) / f"omnigraph-faults-{os.getpid()}"
 """What this file says is armed in the processes that Spark starts (see `faults` in conftest)."""
 
@@ -80,11 +84,17 @@ def new_session(
     prepare_environment()
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(master).appName("omnigraph-tests")
+    is_remote = master == CONNECT
+    builder = SparkSession.builder
+    builder = builder.remote(LOCAL) if is_remote else builder.master(master)
     for key, value in {**settings(master, folder), **(conf or {})}.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    with warnings.catch_warnings():
+        # Its server has these settings; a session of it can't have some of them of its own.
+        warnings.filterwarnings("ignore", message="Failed to set spark")
+        spark = builder.appName("omnigraph-tests").getOrCreate()
+    if not is_remote:
+        spark.sparkContext.setLogLevel("ERROR")
     return spark
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -106,9 +111,47 @@ def write(storage: Storage, rows: Rows, mode: str = "append", **more: Any) -> Co
 
 
 def new_graph(storage: Storage, tables: Sequence[str] = ALL) -> Storage:
-    """Make a graph of tables with one row `first` each."""
-    write(storage, {key: ["first"] for key in tables})
+    """Make a graph of tables with one row `first` each; in a folder that isn't there, a copy of one."""
+    if Path(storage.root).is_absolute() and not Path(storage.root).exists():
+        shutil.copytree(_first_rows(tuple(tables)), storage.root)
+    else:
+        write(storage, {key: ["first"] for key in tables})
     return storage
+
+
+@cache
+def _first_rows(tables: tuple[str, ...]) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="first-rows-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    write(Storage.at(str(folder / "g")), {key: ["first"] for key in tables})
+    return folder / "g"
+
+
+class Kept:
+    """A graph with branches and copies of it, each in a folder of its own.
+
+    Branches name the folder that they were made in: a copy's is of the same length, so its name can
+    take the other's place. (The same folder again would show what Lance remembers of it.)
+    """
+
+    def __init__(self, folder: Path, made: Callable[[Storage], object]) -> None:
+        """Make the graph in an empty folder."""
+        self._folder = folder
+        self._copies = 0
+        made(Storage.at(str(self._root(0))))
+
+    def copy(self) -> Storage:
+        """Return a copy of the graph."""
+        self._copies += 1
+        root = shutil.copytree(self._root(0), self._root(self._copies))
+        old, new = (str(self._root(number))[1:].encode() for number in (0, self._copies))
+        for path in root.rglob("*"):
+            if path.is_file() and old in (content := path.read_bytes()):
+                path.write_bytes(content.replace(old, new))
+        return Storage.at(str(root))
+
+    def _root(self, number: int) -> Path:
+        return self._folder / f"g{number:04}"
 
 
 _OF_NEW = """node Person {

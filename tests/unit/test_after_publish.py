@@ -162,6 +162,7 @@ AFTER = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["append to a branch", "optimize"])
 def test_an_error_at_any_step_after_the_publish_leaves_it_done(graph: Storage, what: str) -> None:
     branch, prepare = OPERATIONS[what]
@@ -217,6 +218,7 @@ REFS: dict[str, Callable[[Storage], object]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("made", "what"), [*product([2], REFS), (6, "make a branch")], indirect=["made"]
 )

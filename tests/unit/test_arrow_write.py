@@ -488,6 +488,7 @@ def columns(draw: st.DrawFn) -> pa.Array:
     return pa.array(rows, arrow).slice(start, draw(st.integers(0, len(rows) - start)))
 
 
+@pytest.mark.long
 @given(columns())
 def test_any_column_is_read_and_written_back_as_it_was(column: pa.Array) -> None:
     field = pa.field("c", column.type)

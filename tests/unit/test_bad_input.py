@@ -522,6 +522,7 @@ def test_no_partitions_and_ten_thousand_partitions_write_what_they_hold(root: st
     assert load(storage).entry(PERSON).row_count == 3
 
 
+@pytest.mark.long
 def test_a_row_of_100_megabytes_is_written_and_read(root: str) -> None:
     save(root, PERSON, person(need=["m" * (100 << 20)]))
     storage = Storage.at(root)

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from omnigraph_spark import _faults
@@ -14,6 +15,7 @@ from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
+from tests.support import plain_writes
 from tests.support.branches import make
 from tests.support.ruled import (
     COMPANY,
@@ -188,6 +190,7 @@ def test_an_overwrite_that_strands_edges_is_refused_all_the_same(
     assert rows(graph, PERSON) == ["a", "b", "c"]
 
 
+@pytest.mark.long
 def test_a_round_that_goes_again_sets_aside_what_is_bad_then(graph: Storage, aside: Path) -> None:
     rival = once(lambda: save(graph, {PERSON: [{"id": "y"}]}, integrity="keys"))
     _faults.arm("commit.before_publish", rival)
@@ -251,6 +254,7 @@ def test_a_relative_path_means_the_folder_of_the_driver_and_a_bad_one_is_refused
         planned(graph, [PERSON], badRecordsPath="ftp://host/x")
 
 
+@pytest.mark.long
 def test_columns_behind_a_blob_are_checked_and_set_aside(tmp_path: Path, aside: Path) -> None:
     graph = Storage.at(str(tmp_path / "blobs"))
     pg = "node Doc {\n    aa: Blob?\n    b: I32?\n    email: String? @unique\n    tags: [String]?\n}\n"
@@ -299,6 +303,16 @@ def test_columns_behind_a_blob_are_checked_and_set_aside(tmp_path: Path, aside: 
         branch="dev",
     )
     assert blobs(graph, "dev") == {"f": b"w", "i": b"v", "ok": b"r" * 100_000}
+    whole = {
+        "_table": ["node:Doc"] * 3,
+        "id": ["d", "j", "k"],
+        "aa": pa.array([b"u", b"x", None], pa.binary()),
+        "b": pa.array([6, 7, 8], pa.int32()),
+        "email": ["z@", "j@", None],
+    }
+    plain_writes.save(graph.root, whole, badRecordsPath=str(aside / "whole"))
+    assert told(aside / "whole") == [("unique", "email", "d")]
+    assert blobs(graph, "main") == {"f": b"s", "j": b"x", "ok": b"r" * 100_000}
 
 
 def blobs(graph: Storage, branch: str) -> dict[str, bytes]:

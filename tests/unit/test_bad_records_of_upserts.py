@@ -69,6 +69,7 @@ def test_rows_that_break_rules_are_set_aside_and_the_stored_ones_stay(
     assert load(Storage.at(root)).graph_version == before + 1
 
 
+@pytest.mark.long
 def test_what_counted_on_a_row_that_was_set_aside_goes_too(root: str, tmp_path: Path) -> None:
     # b gives its email away to c, and takes d's, which d keeps: b is set aside, so c has to be.
     chain = people("bc", ["d@", "b@"], [20, 30])
@@ -77,6 +78,7 @@ def test_what_counted_on_a_row_that_was_set_aside_goes_too(root: str, tmp_path: 
     assert rows(root, P, "age") == [(1,), (2,), (3,), (4,)]
 
 
+@pytest.mark.long
 def test_a_round_that_is_lost_sets_aside_anew(root: str, tmp_path: Path) -> None:
     theirs = people("d", ["d2@"], [5])
     _faults.arm(
@@ -87,6 +89,7 @@ def test_a_round_that_is_lost_sets_aside_anew(root: str, tmp_path: Path) -> None
     assert rows(root, P, "email") == [("a@",), ("d@",), ("c@",), ("d2@",), ("z@",)]
 
 
+@pytest.mark.long
 def test_an_edge_that_ends_nowhere_is_set_aside(root: str, tmp_path: Path) -> None:
     edges = {"id": ["e", "f"], "src": ["a", "b"], "dst": ["nobody", "c"]}
     aside = upsert(root, tmp_path / "bad", edges, table=K)

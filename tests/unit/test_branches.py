@@ -172,6 +172,7 @@ def test_a_branch_from_a_ref_that_isnt_there_is_refused(graph: Storage, ref: str
     assert names(graph) == ["main"]
 
 
+@pytest.mark.long
 def test_branch_names_that_begin_alike_dont_meet(graph: Storage) -> None:
     for name in ("a", "a/b", "ab", "a/b/c"):
         make(graph, name)
@@ -292,6 +293,7 @@ def half_forked(graph: Storage, name: str) -> Path:
     return Path(graph.uri(location, "tree", name))
 
 
+@pytest.mark.long
 def test_a_dead_write_to_a_branch_is_rolled_back_by_a_writer_of_another_branch(
     graph: Storage,
 ) -> None:
@@ -335,6 +337,7 @@ def test_a_folder_without_ref_that_holds_more_than_a_clone_is_refused_by_name(
     assert ids_at(graph, PERSON, "dev") == ["first"]
 
 
+@pytest.mark.long
 def test_a_creator_of_a_branch_that_died_before_its_ref_blocks_nobody(graph: Storage) -> None:
     graph.dataset(layout.MANIFEST).create_branch("dev", ("main", None))
     graph.delete(f"{layout.MANIFEST}/_refs/branches/dev.json")
@@ -451,6 +454,7 @@ def test_deleting_a_branch_takes_its_forks_and_leaves_main(graph: Storage) -> No
     assert check_graph(graph.root) == []
 
 
+@pytest.mark.long
 def test_a_branch_deleted_and_made_again_has_nothing_of_the_old_one(graph: Storage) -> None:
     for number in range(3):
         make(graph, "dev")
@@ -474,6 +478,7 @@ def test_what_others_need_is_not_deleted(graph: Storage) -> None:
     assert ids_at(graph, PERSON, "dev2") == ["d", "first"]
 
 
+@pytest.mark.long
 def test_an_unfinished_deletion_is_finished_by_the_next(graph: Storage) -> None:
     make(graph, "dev")
     write_ids(graph, "dev", PERSON, ["d"])
@@ -484,6 +489,7 @@ def test_an_unfinished_deletion_is_finished_by_the_next(graph: Storage) -> None:
         remove(graph, "dev")
 
 
+@pytest.mark.long
 def test_a_writer_whose_branch_was_made_again_publishes_nothing_in_the_new_one(
     graph: Storage,
 ) -> None:
@@ -501,6 +507,7 @@ def test_a_writer_whose_branch_was_made_again_publishes_nothing_in_the_new_one(
     assert ids_at(graph, PERSON, "dev") == ["first", "more", "new"]
 
 
+@pytest.mark.long
 def test_a_writer_about_to_publish_loses_to_the_deletion_and_its_folder_blocks_nothing(
     graph: Storage,
 ) -> None:
@@ -598,6 +605,7 @@ POINTS = [
 PUBLISHED = {"publish.landed", "commit.published", "lineage.after_actor"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("second", [False, True], ids=["first write", "second write"])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_writer_killed_on_a_branch_leaves_all_or_nothing_and_main_alone(
@@ -627,6 +635,7 @@ def test_a_writer_killed_on_a_branch_leaves_all_or_nothing_and_main_alone(
     assert check_graph(graph.root) == []
 
 
+@pytest.mark.long
 def test_writers_on_branches_of_their_own_all_succeed_beside_branches_that_come_and_go(
     graph: Storage,
 ) -> None:

@@ -92,6 +92,7 @@ def test_a_path_without_a_graph_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_dead_write_is_rolled_back_as_a_whole(graph: Storage) -> None:
     dead_rows = {key: ["dead"] for key in ALL}
     dead = writes.write_and_die(graph, "commit.table_2", dead_rows, recordRuns="true")
@@ -113,6 +114,7 @@ def test_a_live_writer_shows_and_is_left_alone(graph: Storage) -> None:
     assert writes.records(graph) == [live.publish_id]
 
 
+@pytest.mark.long
 def test_an_orphan_without_a_record_is_restored_after_the_grace(graph: Storage) -> None:
     writes.orphan(graph, PERSON, ["orphan"], "01ARZ3NDEKTSV4RRFFQ69G5FAV")
     (found,) = check(graph)
@@ -123,6 +125,7 @@ def test_an_orphan_without_a_record_is_restored_after_the_grace(graph: Storage) 
     assert ids(graph, PERSON) == ["first"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("published", [True, False])
 def test_a_run_whose_record_the_engine_took_away_is_ended(graph: Storage, published: bool) -> None:
     point = "commit.after_publish" if published else "commit.before_table"
@@ -135,6 +138,7 @@ def test_a_run_whose_record_the_engine_took_away_is_ended(graph: Storage, publis
     assert last["published_snapshot_id"] == (dead.publish_id if published else None)
 
 
+@pytest.mark.long
 def test_missing_lineage_rows_are_filled(graph: Storage) -> None:
     _faults.arm("lineage.before_row", "raise")
     lost = [writes.write(graph, {PERSON: [name]}, actor="me") for name in ("b", "c")]
@@ -184,6 +188,7 @@ def test_a_table_whose_version_a_branch_inherits_and_cannot_read_is_reported(
     ]
 
 
+@pytest.mark.long
 def test_a_half_migration_is_finished(tmp_path: Path) -> None:
     storage = Storage.at(str(graphs.unpack("v1", "social", tmp_path)))
     found = kinds(check(storage))
@@ -261,6 +266,7 @@ def test_a_row_count_that_is_wrong_is_reported(graph: Storage) -> None:
     assert [one.place for one in found] == [PERSON]
 
 
+@pytest.mark.long
 def test_a_fork_of_no_branch_is_removed(graph: Storage) -> None:
     graph.dataset(layout.table_location(PERSON)).create_branch("gone")
     assert_mended(graph, checks.LEFTOVER_FORK)
@@ -274,6 +280,7 @@ def test_a_fork_of_no_branch_is_removed(graph: Storage) -> None:
 # --- moved graphs ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_moved_graph_is_written_to_on_every_branch_after_a_repair(tmp_path: Path) -> None:
     root = graphs.unpack("v2", "rich", tmp_path / "before")
     storage = Storage.at(str(root.rename(tmp_path / "moved graph #é")))

@@ -97,6 +97,7 @@ def rows(storage: Storage, snapshot: Snapshot) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.long
 def test_old_versions_go_with_their_files_and_the_head_stays(graph: Storage) -> None:
     optimize(graph, "main", None, run_here, settings=QUICK)
     head = load(graph)
@@ -203,6 +204,7 @@ def test_the_published_version_stays_under_an_unpublished_head(graph: Storage) -
     assert ids(graph, PERSON) == sorted([*expected, "after"])
 
 
+@pytest.mark.long
 def test_versions_that_a_branch_inherits_without_a_fork_stay(graph: Storage) -> None:
     branches.make(graph, "dev")
     expected = rows(graph, load(graph, "dev"))
@@ -215,6 +217,7 @@ def test_versions_that_a_branch_inherits_without_a_fork_stay(graph: Storage) -> 
     assert branches.ids_at(graph, PERSON, "dev") == sorted([*expected[PERSON], "more"])
 
 
+@pytest.mark.long
 def test_files_that_a_fork_takes_from_its_parent_stay_also_after_a_move(
     graph: Storage, tmp_path: Path
 ) -> None:
@@ -258,6 +261,7 @@ def test_a_deleted_branch_gives_back_what_only_it_needed(graph: Storage) -> None
     assert len(data_files(graph, PERSON)) == 1 < len(kept)
 
 
+@pytest.mark.long
 def test_what_two_branches_are_merged_by_stays(graph: Storage) -> None:
     branches.make(graph, "dev")
     base = branches.write_ids(graph, "dev", PERSON, ["d0"])
@@ -407,6 +411,7 @@ def test_a_batch_that_was_written_stays_known_after_optimize_and_cleanup(graph: 
 # --- graphs of the engine --------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("generation", "name", "there"),
     [g for g in graphs.ALL_GRAPHS if g[0] != "newer"],

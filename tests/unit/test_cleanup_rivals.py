@@ -203,6 +203,7 @@ def test_a_tag_of_a_branch_that_is_deleted_meanwhile_is_not_acknowledged(graph: 
 # --- publishes that sleep ------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("branch", ["main", "b"])
 @pytest.mark.parametrize("key", [PERSON, "node:Company"])
 def test_a_publish_that_slept_over_a_cleanup_lands_once_or_fails(
@@ -235,6 +236,7 @@ def is_published(act: Callable[[], object]) -> bool:
     return True
 
 
+@pytest.mark.long
 @both_stamps
 def test_a_publish_that_takes_a_freed_version_number_is_made_again_above_the_others(
     graph: Storage, tmp_path: Path
@@ -327,6 +329,7 @@ def test_an_optimize_that_sleeps_before_its_commit_while_a_cleanup_takes_its_fil
     assert check(graph) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("branch", ["main", "dev"])
 def test_a_widening_that_sleeps_before_its_commit_while_a_cleanup_takes_its_files_is_refused(
     graph: Storage, branch: str
@@ -439,6 +442,7 @@ def kinds(storage: Storage) -> list[tuple[str, str, bool]]:
     return [(one.kind, one.place, one.repairable) for one in check(storage)]
 
 
+@pytest.mark.long
 @both_stamps
 def test_check_names_what_a_branch_or_a_tag_reads_and_is_gone(graph: Storage) -> None:
     version = load(graph).graph_version - 2
@@ -452,6 +456,7 @@ def test_check_names_what_a_branch_or_a_tag_reads_and_is_gone(graph: Storage) ->
     assert (checks.MISSING_VERSION, layout.MANIFEST, False) in kinds(graph)
 
 
+@pytest.mark.long
 @both_stamps
 def test_repair_deletes_a_half_made_branch_and_no_branch_with_writes_of_its_own(
     graph: Storage,

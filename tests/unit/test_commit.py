@@ -116,6 +116,7 @@ POINTS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", POINTS)
 def test_a_write_of_ten_tables_that_fails_anywhere_leaves_every_table_at_every_version(
     point: str, tmp_path: Path
@@ -259,12 +260,14 @@ def test_a_table_that_is_not_where_the_caller_expects_it_refuses_the_write(
     assert records(graph) == []
 
 
+@pytest.mark.long
 def test_expectations_that_hold_let_the_write_through(graph: Storage) -> None:
     wanted = {"expectedTableVersions": json.dumps({PERSON: 1, COMPANY: 1, "node:New": 0})}
     writes.write(graph, {PERSON: ["ours"]}, **wanted)
     assert ids(graph, PERSON) == ["first", "ours"]
 
 
+@pytest.mark.long
 def test_an_overwrite_expects_the_version_that_its_frame_was_read_from(graph: Storage) -> None:
     """Read, change, write back: no lost update."""
     read = load(graph).version(PERSON)
@@ -275,6 +278,7 @@ def test_an_overwrite_expects_the_version_that_its_frame_was_read_from(graph: St
     assert ids(graph, PERSON) == ["first", "moved"]
 
 
+@pytest.mark.long
 def test_an_overwrite_expects_the_version_that_it_was_planned_on(graph: Storage) -> None:
     planned = writes.plan(graph, [PERSON], "overwrite")
     staged = writes.stage_rows(planned, {PERSON: ["ours"]})
@@ -284,6 +288,7 @@ def test_an_overwrite_expects_the_version_that_it_was_planned_on(graph: Storage)
     assert ids(graph, PERSON) == ["first", "moved"]
 
 
+@pytest.mark.long
 def test_last_writer_wins_overwrites_what_came_in_between(graph: Storage) -> None:
     planned = writes.plan(graph, [PERSON], "overwrite", lastWriterWins="true")
     staged = writes.stage_rows(planned, {PERSON: ["ours"]})
@@ -293,6 +298,7 @@ def test_last_writer_wins_overwrites_what_came_in_between(graph: Storage) -> Non
     assert ids(graph, PERSON) == ["ours"]
 
 
+@pytest.mark.long
 def test_an_append_goes_round_again_with_the_same_files(graph: Storage) -> None:
     planned = writes.plan(graph, [PERSON])
     staged = writes.stage_rows(planned, {PERSON: ["ours"]})
@@ -358,6 +364,7 @@ def test_a_new_edge_table_while_its_node_table_is_overwritten_makes_it_look_agai
 # --- budgets -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_an_append_that_loses_every_round_times_out_with_nothing_published(
     graph: Storage,
 ) -> None:
@@ -394,6 +401,7 @@ def hold_the_guard(storage: Storage) -> Callable[[], None]:
     return rival
 
 
+@pytest.mark.long
 def test_an_overwrite_that_loses_the_publishers_budget_ends_in_contention(graph: Storage) -> None:
     _faults.arm("publish.before_merge", hold_the_guard(graph))
     with pytest.raises(RowLevelCasContention, match="OMNIGRAPH_ROW_LEVEL") as raised:
@@ -402,6 +410,7 @@ def test_an_overwrite_that_loses_the_publishers_budget_ends_in_contention(graph:
     assert ids(graph, PERSON) == ["first"]
 
 
+@pytest.mark.long
 def test_an_append_that_loses_the_publishers_budget_starts_a_new_round(graph: Storage) -> None:
     rival = hold_the_guard(graph)
     met: list[int] = []
@@ -717,6 +726,7 @@ def test_a_record_that_is_not_ours_refuses_writes_and_is_kept(
     assert ids(graph, PERSON) == ["first"], "reads still work"
 
 
+@pytest.mark.long
 def test_a_record_that_appears_between_two_rounds_stops_the_write(graph: Storage) -> None:
     def rival() -> None:
         writes.write(graph, {PERSON: ["rival"]})
@@ -831,6 +841,7 @@ def note_and_die(deaths: list[bool]) -> None:
     writes.die()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "point", ["heal.before_restore", "table.before_restore", "table.after_restore",
               "heal.before_publish", "heal.after_publish", "heal.before_record_delete"]
@@ -988,6 +999,7 @@ def test_json_schema_files_that_are_lost_are_made_again_by_the_next_write(graph:
     assert graph.get("__schema_state.json") is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["commit.table_1", "commit.before_publish"])
 def test_a_table_that_others_made_and_dropped_meanwhile_is_made_in_another_round(
     tmp_path: Path, point: str

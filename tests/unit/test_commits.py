@@ -415,6 +415,7 @@ def test_a_branch_of_a_branch_has_all_ancestors(graph: Storage) -> None:
 # --- many at once ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_head_is_the_newest_commit_however_many_there_are(
     graph: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,6 +439,7 @@ def _publish_and_record(root: str, name: str, count: int) -> list[tuple[str, int
     return done
 
 
+@pytest.mark.long
 def test_many_processes_lose_no_row_and_draw_one_line(graph: Storage) -> None:
     workers, count = 4, 12
     with multiprocessing.get_context("spawn").Pool(workers) as pool:

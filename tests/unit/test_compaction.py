@@ -57,6 +57,7 @@ def fragments(storage: Storage, location: str) -> int:
 # --- the manifest ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_manifest_keeps_few_fragments_and_every_version(graph: Storage) -> None:
     seen = {write(graph, KEY, version): version for version in range(1, 50)}
     assert fragments(graph, layout.MANIFEST) <= append_log.COMPACT_EVERY
@@ -137,6 +138,7 @@ def _write_many(root: str, name: str, count: int) -> list[int]:
     return [write(storage, f"node:{name}", version) for version in range(1, count + 1)]
 
 
+@pytest.mark.long
 def test_publishes_go_on_while_others_compact(graph: Storage) -> None:
     workers, count = 3, 25
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
@@ -152,6 +154,7 @@ def test_publishes_go_on_while_others_compact(graph: Storage) -> None:
     assert rows.num_rows == workers * (count + 1)
 
 
+@pytest.mark.long
 def test_all_of_it_works_on_any_store(store: Store) -> None:
     storage = store.storage("graph")
     init_graph(storage)
@@ -248,6 +251,7 @@ def test_versions_that_somebody_may_be_reading_are_not_dropped(graph: Storage) -
     assert len(dataset.versions()) == dataset.version
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moved", [False, True])
 def test_a_branch_of_the_lineage_keeps_the_files_that_it_shares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: bool
@@ -307,6 +311,7 @@ def test_a_compaction_that_fails_leaves_the_append_done(
     assert rows["run_id"].to_pylist() == made
 
 
+@pytest.mark.long
 def test_bytes_and_fragments_do_not_grow_with_the_number_of_publishes(graph: Storage) -> None:
     root = Path(graph.root)
 

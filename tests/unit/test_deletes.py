@@ -153,6 +153,7 @@ def test_an_edge_loses_its_end_to_a_delete_and_is_refused(storage: Storage, poin
     assert ("e" in ids(storage, PERSON), "late" in ids(storage, KNOWS)) == (False, False)
 
 
+@pytest.mark.long
 def test_rows_that_moved_meanwhile_are_found_again(storage: Storage) -> None:
     planned = planned_delete(storage, PERSON)
     ours = staged(planned, (PERSON, ["e", "x"]))
@@ -163,6 +164,7 @@ def test_rows_that_moved_meanwhile_are_found_again(storage: Storage) -> None:
     assert ids(storage, PERSON) == ["a", "b", "c", "d", "first", "new"]
 
 
+@pytest.mark.long
 def test_a_dead_delete_is_rolled_back_by_the_next_write(storage: Storage) -> None:
     planned = planned_delete(storage, PERSON, onDelete="cascade")
     ours = staged(planned, (PERSON, ["b"]))
@@ -175,6 +177,7 @@ def test_a_dead_delete_is_rolled_back_by_the_next_write(storage: Storage) -> Non
     assert ids(storage, KNOWS) == ["e0", "e1", "e2", "first", "next"]
 
 
+@pytest.mark.long
 def test_a_branch_deletes_and_upserts_what_main_keeps(storage: Storage) -> None:
     write(storage, {PERSON: ["on-dev"]}, branch="dev", branchFrom="main")
     delete(storage, (PERSON, ["b"]), branch="dev", onDelete="cascade")

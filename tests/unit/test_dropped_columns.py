@@ -106,6 +106,7 @@ CHANGES: dict[str, tuple[Callable[[Storage], object], Callable[[dict[str, Any]],
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ACTIONS)
 def test_rows_are_written_to_a_table_that_lost_a_column(graph: Storage, what: str) -> None:
     ACTIONS[what](graph)
@@ -113,6 +114,7 @@ def test_rows_are_written_to_a_table_that_lost_a_column(graph: Storage, what: st
     assert check_graph(graph.root) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ACTIONS)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_table_that_lost_a_column_changes_others_and_is_written(

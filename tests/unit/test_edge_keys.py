@@ -110,6 +110,7 @@ def test_a_daily_file_is_idempotent_as_an_upsert_and_refused_as_a_doubled_append
         save(root, bought(("a", "b", 3, 1), ("a", "b", 3, 2)), **MERGE)
 
 
+@pytest.mark.long
 def test_edges_are_deleted_by_their_keys_and_found_by_id_too(root: str) -> None:
     gone = {name: values for name, values in bought(("a", "b", 1, 0)).items() if name != "amount"}
     save(root, gone, **DELETE)
@@ -124,6 +125,7 @@ def test_edges_are_deleted_by_their_keys_and_found_by_id_too(root: str) -> None:
         save(root, {"src": ["a"]}, **DELETE)
 
 
+@pytest.mark.long
 def test_keys_are_recorded_with_the_table_on_branches_and_through_other_writes(root: str) -> None:
     from omnigraph_spark.refs import branches, refs
 
@@ -143,6 +145,7 @@ def test_keys_are_recorded_with_the_table_on_branches_and_through_other_writes(r
     assert len(found(root)) == 3
 
 
+@pytest.mark.long
 def test_keys_come_with_a_branch_that_is_merged_and_with_a_restore(people: str) -> None:
     from omnigraph_spark.merge import merging, restore
     from omnigraph_spark.merge.tables import Here
@@ -164,6 +167,7 @@ def test_keys_come_with_a_branch_that_is_merged_and_with_a_restore(people: str) 
     assert len(found(people)) == 3
 
 
+@pytest.mark.long
 def test_edges_of_other_ids_are_matched_by_the_values_of_the_keys(ulids: str) -> None:
     there = {row[1:]: row[0] for row in rows(ulids, B, "id", "src", "dst", "day")}
     with pytest.raises(IntegrityError, match="lacks column id"):
@@ -185,6 +189,7 @@ def test_edges_of_other_ids_are_matched_by_the_values_of_the_keys(ulids: str) ->
     assert found(ulids, "src", "dst") == [("b", "c"), ("c", "a")]
 
 
+@pytest.mark.long
 def test_two_writers_of_one_new_edge_end_in_one(root: str) -> None:
     new = bought(("c", "b", 4, 1))
     _faults.arm("commit.entered", once(lambda: save(root, new, **MERGE)))

@@ -73,6 +73,7 @@ def test_a_publish_of_two_tables_is_told_with_its_commit(graph: Storage) -> None
     assert (edge["src"], edge["dst"], edge["name"]) == ("e", "e", None)
 
 
+@pytest.mark.long
 def test_every_kind_of_publish_is_told_as_a_comparison_by_hand_tells_it(graph: Storage) -> None:
     start = head(graph)
     write(graph, {PERSON: ["a", "b", "c"]})
@@ -129,6 +130,7 @@ def many(graph: Storage, ids: list[str], mode: str = "append") -> int:
     return commit(planned, stage(planned, [(PERSON, rows)])).graph_version
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("max_bytes", [1, 700, 3000, 1 << 30])
 def test_ranges_of_ids_tell_the_same_whatever_their_size(graph: Storage, max_bytes: int) -> None:
     many(graph, [f"p'{n:04}" for n in range(1000)])

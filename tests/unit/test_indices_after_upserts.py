@@ -127,6 +127,7 @@ def found(storage: Storage, kind: Kind, *values: int) -> list[list[str]]:
     return [sorted(kind.find(there, value)) for value in values]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_an_index_finds_new_values_and_not_old_ones(kind: Kind, tmp_path: Path) -> None:
     storage = graph_with(kind, tmp_path)

@@ -155,6 +155,7 @@ def _race(root: str, barrier: Any, name: str) -> None:
     commits.record_publish(storage, "main", *publish_version(storage, f"node:{name}", 1))
 
 
+@pytest.mark.long
 def test_creators_at_once_end_with_one_graph(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     names = ["A", "B", "C"]
@@ -199,6 +200,7 @@ def test_a_creator_that_others_overtook_is_refused_and_replaces_nothing(
     assert storage.dataset("nodes/t").to_table().equals(theirs)
 
 
+@pytest.mark.long
 def test_a_place_that_cant_be_written_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StorageError, match="OMNIGRAPH_STORAGE"):

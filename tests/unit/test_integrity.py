@@ -120,6 +120,7 @@ def test_a_key_that_the_table_has_is_refused(graph: Storage) -> None:
     refused(graph, "unique id", ["acme"], {COMPANY: [{"name": "acme"}]}, integrity="keys")
 
 
+@pytest.mark.long
 def test_ids_that_differ_in_case_form_or_blanks_are_different_ids(graph: Storage) -> None:
     composed, decomposed = (unicodedata.normalize(form, "é") for form in ("NFC", "NFD"))
     new = ["A", "a ", " a", "", composed, decomposed, "a\x00", "'", "a\nb", "\\", "ａ"]
@@ -129,6 +130,7 @@ def test_ids_that_differ_in_case_form_or_blanks_are_different_ids(graph: Storage
         refused(graph, "unique id", [one], {PERSON: [{"id": one}]}, integrity="keys")
 
 
+@pytest.mark.long
 def test_more_ids_than_are_looked_up_one_by_one_are_checked_too(graph: Storage) -> None:
     many = [{"id": f"n{number}"} for number in range(3_000)]
     save(graph, {PERSON: many[:2_000]}, integrity="keys")
@@ -225,6 +227,7 @@ def test_an_edge_from_or_to_nowhere_is_refused_under_strict(graph: Storage) -> N
     save(graph, {KNOWS: lost}, integrity="keys")
 
 
+@pytest.mark.long
 def test_an_end_must_be_in_the_table_that_the_schema_names(graph: Storage) -> None:
     refused(graph, "edge ends exist", ["b"], {WORKS: [edge("a", "b")]}, integrity="strict")
     refused(graph, "edge ends exist", ["acme"], {KNOWS: [edge("a", "acme")]}, integrity="strict")
@@ -253,6 +256,7 @@ def test_a_new_graph_is_written_whole_under_strict(tmp_path: Path) -> None:
     assert rows(storage, KNOWS, "src", "dst") == [("a", "b")]
 
 
+@pytest.mark.long
 def test_an_overwrite_of_nodes_may_not_strand_edges(graph: Storage) -> None:
     left: Rows = {PERSON: [{"id": "a"}, {"id": "n"}]}
     with pytest.raises(IntegrityError, match=r"1 row of edge:Knows .*'edges stay attached'.*'ab'"):
@@ -293,6 +297,7 @@ def test_an_overwrite_of_edges_looks_at_the_new_ones_only(graph: Storage) -> Non
     assert rows(graph, KNOWS, "src", "dst") == [("a", "c")]
 
 
+@pytest.mark.long
 def test_a_source_may_not_have_more_edges_than_card_allows(graph: Storage) -> None:
     save(graph, {COMPANY: [{"name": "b"}, {"name": "c"}]})
     three: list[Row] = [edge("b", "acme"), edge("b", "b"), edge("b", "c")]
@@ -411,6 +416,7 @@ def test_an_upsert_may_keep_or_swap_unique_values_and_not_take_one_that_stays(
         check_upsert(graph, {PERSON: [{"id": "m", "email": "n@x"}]})
 
 
+@pytest.mark.long
 def test_an_upsert_of_edges_counts_the_rows_that_stay(graph: Storage) -> None:
     save(graph, {WORKS: [edge("a", "acme", id="aw2")], PERSON: [{"id": "d"}]})
     check_upsert(graph, {WORKS: [edge("a", "acme", id="aw"), edge("b", "acme")]})
@@ -421,6 +427,7 @@ def test_an_upsert_of_edges_counts_the_rows_that_stay(graph: Storage) -> None:
     check_upsert(graph, {PERSON: [{"id": "e"}], WORKS: [edge("e", "acme", id="aw")]})
 
 
+@pytest.mark.long
 def test_an_upsert_is_refused_by_every_kind_of_rule_and_changes_nothing(graph: Storage) -> None:
     save(graph, {PERSON: [{"id": "m", "email": "m@x"}]})
     cases: list[tuple[str, Rows]] = [
@@ -440,6 +447,7 @@ def test_an_upsert_is_refused_by_every_kind_of_rule_and_changes_nothing(graph: S
     assert rows(graph, PERSON) == ["a", "b", "c", "m", "z"]
 
 
+@pytest.mark.long
 def test_an_upsert_and_an_append_of_one_new_id_at_once_make_one_row(graph: Storage) -> None:
     rival = once(lambda: save(graph, {PERSON: [{"id": "x"}]}, integrity="keys"))
     _faults.arm("commit.before_publish", rival)
@@ -450,6 +458,7 @@ def test_an_upsert_and_an_append_of_one_new_id_at_once_make_one_row(graph: Stora
 # --- rivals --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_of_two_appends_of_one_new_id_one_lands_and_the_other_is_refused(graph: Storage) -> None:
     rival = once(lambda: save(graph, {PERSON: [{"id": "x"}]}, integrity="keys"))
     _faults.arm("commit.before_publish", rival)
@@ -460,6 +469,7 @@ def test_of_two_appends_of_one_new_id_one_lands_and_the_other_is_refused(graph: 
     save(graph, {PERSON: [{"id": "y"}]}, integrity="keys")
 
 
+@pytest.mark.long
 def test_an_append_that_lost_a_round_goes_again_where_the_rival_brought_other_ids(
     graph: Storage,
 ) -> None:
@@ -499,6 +509,7 @@ def test_a_node_is_not_taken_away_from_under_an_edge_that_a_rival_brings(
     assert len(rows(graph, KNOWS)) == 2
 
 
+@pytest.mark.long
 def test_rows_that_an_earlier_round_saw_and_a_restore_brought_back_are_looked_at_again(
     graph: Storage,
 ) -> None:
@@ -535,6 +546,7 @@ def test_an_edge_check_survives_that_others_add_nodes(graph: Storage) -> None:
     assert len(rows(graph, KNOWS)) == 2
 
 
+@pytest.mark.long
 def test_of_many_writers_of_one_new_id_at_once_one_lands(graph: Storage) -> None:
     """Two rounds of six here; OMNIGRAPH_SPARK_RACES=200 makes it as many rounds of sixteen."""
     many = os.environ.get("OMNIGRAPH_SPARK_RACES")
@@ -555,6 +567,7 @@ def test_of_many_writers_of_one_new_id_at_once_one_lands(graph: Storage) -> None
     assert rows(graph, PERSON) == sorted(["a", "b", "c", *(f"new-{n}" for n in range(rounds))])
 
 
+@pytest.mark.long
 def test_of_edges_and_overwrites_of_nodes_at_once_none_leaves_an_edge_without_its_end(
     graph: Storage,
 ) -> None:
@@ -587,6 +600,7 @@ def test_of_edges_and_overwrites_of_nodes_at_once_none_leaves_an_edge_without_it
 # --- memory --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_check_that_does_not_fit_its_memory_spills_to_disk_and_leaves_nothing_there(
     graph: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

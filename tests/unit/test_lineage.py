@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -27,36 +26,36 @@ from omnigraph_spark.storage.store import Storage
 from tests.support import merges
 from tests.support.branches import GRACE, ids_at, make, names
 from tests.support.catalogs import publish_like_the_engine, publish_version
-from tests.support.writes import PERSON, both_stamps, empty_graph, new_graph, write
+from tests.support.writes import PERSON, Kept, both_stamps, empty_graph, new_graph, write
 
 KEY = "node:Person"
 
 
 @pytest.fixture(scope="module")
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A graph of one table and three more publishes, by actors."""
-    graph = Storage.at(str(tmp_path_factory.mktemp("made") / "g"))
-    new_graph(empty_graph(graph, getattr(request, "param", 2)), [PERSON])
-    for number in range(3):
-        write(graph, {PERSON: [f"m{number}"]}, actor=f"actor {number}")
-    return Path(graph.root)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    """One table and three more publishes, by actors; a branch `b` with two of its own."""
+
+    def make_it(graph: Storage) -> None:
+        new_graph(empty_graph(graph, getattr(request, "param", 2)), [PERSON])
+        for number in range(3):
+            write(graph, {PERSON: [f"m{number}"]}, actor=f"actor {number}")
+        make(graph, "b")
+        for number in range(2):
+            write(graph, {PERSON: [f"b{number}"]}, branch="b", actor="on b")
+
+    return Kept(tmp_path_factory.mktemp("made"), make_it)
 
 
 @pytest.fixture
-def graph(made: Path, tmp_path: Path) -> Iterator[Storage]:
-    """A copy of it with a branch `b`, which has two publishes of its own."""
-    shutil.copytree(made, tmp_path / "g")
-    graph = Storage.at(str(tmp_path / "g"))
-    make(graph, "b")
-    for number in range(2):
-        write(graph, {PERSON: [f"b{number}"]}, branch="b", actor="on b")
-    yield graph
+def graph(made: Kept) -> Iterator[Storage]:
+    yield made.copy()
     _faults.disarm()
 
 
 # --- times ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @both_stamps
 @pytest.mark.parametrize("branch", ["main", "b"])
 def test_a_writer_whose_clock_is_behind_makes_a_later_commit_all_the_same(
@@ -156,6 +155,7 @@ def told(line: list[Commit]) -> list[tuple[str, int, str | None]]:
     return [(c.graph_commit_id, c.manifest_version, c.actor_id) for c in line]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("log", LOGS)
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_log_stops_no_write_and_is_made_again(
@@ -192,6 +192,7 @@ def test_a_store_that_does_not_answer_is_no_damage(
     assert checks.DAMAGED_LOG not in {one.kind for one in checks.check(graph)}
 
 
+@pytest.mark.long
 def test_a_registry_of_runs_that_is_damaged_is_made_again(graph: Storage) -> None:
     write(graph, {PERSON: ["before"]}, recordRuns="true")
     emptied(newest(graph, layout.GRAPH_RUNS))
@@ -201,6 +202,7 @@ def test_a_registry_of_runs_that_is_damaged_is_made_again(graph: Storage) -> Non
     assert checks.check(graph) == []
 
 
+@pytest.mark.long
 def test_an_old_version_number_that_a_sleeper_gives_away_again_is_not_the_newest(
     tmp_path: Path,
 ) -> None:
@@ -241,6 +243,7 @@ BESIDE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["_versions/*", "data/*", "tree/*/_versions/*", "tree/*/data/*"])
 @pytest.mark.parametrize("what", BESIDE)
 def test_what_needs_a_damaged_lineage_works_or_names_the_repair_that_makes_it_work(

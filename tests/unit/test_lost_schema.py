@@ -101,6 +101,7 @@ def _repair(storage: Storage) -> None:
 # --- changes of properties -----------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "point"),
     [
@@ -121,6 +122,7 @@ def test_a_drop_of_a_property_that_dies_before_its_publish_loses_no_rule(
     assert _types(graph) == before
 
 
+@pytest.mark.long
 def test_a_drop_that_dies_loses_no_rule_of_a_graph_whose_manifest_knew_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +137,7 @@ def test_a_drop_that_dies_loses_no_rule_of_a_graph_whose_manifest_knew_none(
     assert _is_refused(graph, "age")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["commit.before_publish", "commit.published"])
 def test_a_rename_of_a_property_that_dies_loses_no_rule(graph: Storage, point: str) -> None:
     name = "years" if point == "commit.published" else "age"
@@ -145,6 +148,7 @@ def test_a_rename_of_a_property_that_dies_loses_no_rule(graph: Storage, point: s
     assert _is_refused(graph, "age", name)
 
 
+@pytest.mark.long
 def test_a_change_on_top_of_one_that_died_loses_no_rule(graph: Storage) -> None:
     drop = lambda: properties.drop_property(graph, _options(graph), PERSON, "age")  # noqa: E731
     _killed_at("commit.before_table", drop)
@@ -157,6 +161,7 @@ def test_a_change_on_top_of_one_that_died_loses_no_rule(graph: Storage) -> None:
     assert _kinds(graph) <= {checks.CRASH_RECORD}
 
 
+@pytest.mark.long
 def test_a_new_enum_property_whose_writer_dies_takes_its_values_alone(graph: Storage) -> None:
     add = lambda: properties.add_property(graph, _options(graph), PERSON, "tone", "enum(a, b)?")  # noqa: E731
     _killed_at("commit.published", add)
@@ -176,6 +181,7 @@ def test_a_row_that_breaks_the_rule_of_a_property_is_refused_while_it_is_being_d
     assert check(graph) == []
 
 
+@pytest.mark.long
 def test_a_restore_brings_a_dropped_property_back_with_its_rules(graph: Storage) -> None:
     version = load(graph).graph_version
     before = _types(graph)
@@ -187,6 +193,7 @@ def test_a_restore_brings_a_dropped_property_back_with_its_rules(graph: Storage)
     assert _types(graph) == before
 
 
+@pytest.mark.long
 def test_a_restore_that_dies_loses_no_rule(graph: Storage) -> None:
     version = load(graph).graph_version
     properties.rename_property(graph, _options(graph), PERSON, "email", "mail")
@@ -229,6 +236,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
 }
 
 
+@pytest.mark.long
 @both_stamps
 @pytest.mark.parametrize("how", DAMAGE)
 def test_a_damaged_schema_file_is_named_refused_and_made_again(graph: Storage, how: str) -> None:
@@ -368,6 +376,7 @@ def test_a_node_table_is_not_dropped_while_edges_of_a_lost_type_end_there(graph:
         save(graph, {PERSON: [{"id": "a"}, {"id": "b"}]}, mode="overwrite", integrity="strict")
 
 
+@pytest.mark.long
 def test_a_lost_type_is_back_after_the_next_write_or_a_repair(graph: Storage) -> None:
     _add_edges(graph, "Fast")
     _lose(graph, "Fast", "Works", "Company")

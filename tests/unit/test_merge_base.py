@@ -76,6 +76,7 @@ def test_crosswise_merges_leave_two_bases(graph: Storage) -> None:
     assert set(bases(graph, "dev")) == {ours.graph_commit_id, theirs.graph_commit_id}
 
 
+@pytest.mark.long
 def test_a_base_on_a_deleted_branch_is_no_base_and_no_older_one_is_taken(graph: Storage) -> None:
     make(graph, "other")
     write(graph, {PERSON: ["o"]}, branch="other")

@@ -20,21 +20,28 @@ from tests.format_checker import check_graph
 from tests.support import columns, merges, ruled
 from tests.support.branches import ids_at, make
 from tests.support.plain_writes import save
-from tests.support.writes import DEFAULT, Died, die, write_options
+from tests.support.writes import DEFAULT, Died, Kept, die, write_options
 
 P = merges.PERSON
 INT, TEXT = "I32?", "String?"
 START: dict[str, Any] = {"id": ["a", "b", "c"], "n": [1, 2, 3], "m": ["x", "y", "z"]}
 
 
-@pytest.fixture
-def graph(tmp_path: Path) -> Storage:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Kept:
     """Three people with a number and a text; branches `dev` and `other` of it."""
-    storage = Storage.at(str(tmp_path / "g"))
-    save(storage.root, START, table=P)
-    make(storage, "dev")
-    make(storage, "other")
-    return storage
+
+    def make_it(storage: Storage) -> None:
+        save(storage.root, START, table=P)
+        make(storage, "dev")
+        make(storage, "other")
+
+    return Kept(tmp_path_factory.mktemp("made"), make_it)
+
+
+@pytest.fixture
+def graph(made: Kept) -> Storage:
+    return made.copy()
 
 
 def put(graph: Storage, branch: str, mode: str = "merge", **rows: Any) -> None:
@@ -78,6 +85,7 @@ def _sides(into: str, changed: str) -> tuple[str, str]:
     return ("dev", into) if changed == "source" else (into, "dev")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("into", INTO)
 @pytest.mark.parametrize("changed", ["source", "target"])
 def test_a_property_that_one_side_added_comes_with_its_values(
@@ -97,6 +105,7 @@ def test_a_property_that_one_side_added_comes_with_its_values(
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("into", INTO)
 @pytest.mark.parametrize("changed", ["source", "target"])
 def test_a_property_that_one_side_renamed_keeps_the_values_of_both(
@@ -118,6 +127,7 @@ def test_a_property_that_one_side_renamed_keeps_the_values_of_both(
     assert load(graph, into).tables[P].row_count == 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("into", INTO)
 @pytest.mark.parametrize("changed", ["source", "target"])
 def test_a_property_that_one_side_dropped_goes_and_rows_of_the_other_that_lack_it_come(
@@ -140,6 +150,7 @@ NEW_ALONE = ({"id": ["new"], "n": [8], "m": ["w"]}, ["new"])
 CHANGED_TOO = ({"id": [*"cba", "new"], "n": [None, 2, 10, 0], "m": [*"zyxw"]}, ["a", "c", "new"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("into", "rows", "ids"), [("main", *NEW_ALONE), ("other", *CHANGED_TOO)])
 @pytest.mark.parametrize("changed", ["source", "target"])
 def test_values_that_one_side_changed_or_added_and_the_other_dropped_are_a_conflict_that_names_them(
@@ -162,6 +173,7 @@ def test_values_that_one_side_changed_or_added_and_the_other_dropped_are_a_confl
     assert people(graph, into) == [row(one, m=m) for one, m in sorted(after.items())]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changed", ["source", "target"])
 def test_a_property_that_may_be_null_on_one_side_may_be_null_after_the_merge(
     tmp_path: Path, changed: str
@@ -181,6 +193,7 @@ def test_a_property_that_may_be_null_on_one_side_may_be_null_after_the_merge(
     assert columns.table(graph, P).schema.field("n").nullable
 
 
+@pytest.mark.long
 def test_a_fast_forward_takes_added_renamed_and_dropped_properties_at_once(graph: Storage) -> None:
     rename(graph, "dev", "n", "years")
     drop(graph, "dev", "m")
@@ -199,6 +212,7 @@ def test_a_fast_forward_takes_added_renamed_and_dropped_properties_at_once(graph
     assert people(graph, "dev") == people(graph)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [False, True])
 def test_a_change_of_columns_alone_is_merged_and_not_found_again(
     graph: Storage, rows: bool
@@ -211,6 +225,7 @@ def test_a_change_of_columns_alone_is_merged_and_not_found_again(
     assert merges.merge(graph, "dev").skipped
 
 
+@pytest.mark.long
 def test_the_same_change_on_both_sides_is_no_conflict(graph: Storage) -> None:
     for branch in ("dev", "main"):
         rename(graph, branch)
@@ -260,6 +275,7 @@ def test_what_both_sides_changed_in_different_ways_is_a_conflict_that_names_it_a
     assert load(graph).graph_version == before
 
 
+@pytest.mark.long
 def test_a_rename_after_an_earlier_merge_is_taken_and_never_loses_values(
     graph: Storage,
 ) -> None:
@@ -279,6 +295,7 @@ def test_a_rename_after_an_earlier_merge_is_taken_and_never_loses_values(
     ]
 
 
+@pytest.mark.long
 def test_a_rename_that_may_be_another_column_is_asked_for_and_never_loses_values(
     graph: Storage,
 ) -> None:
@@ -303,6 +320,7 @@ def test_a_rename_that_may_be_another_column_is_asked_for_and_never_loses_values
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changed", ["source", "target"])
 def test_names_that_moved_to_other_columns_after_an_earlier_merge_take_their_values_along(
     graph: Storage, changed: str
@@ -324,6 +342,7 @@ def test_names_that_moved_to_other_columns_after_an_earlier_merge_take_their_val
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["overwritten", "compacted"])
 @pytest.mark.parametrize("changed", ["source", "target"])
 def test_a_new_property_with_the_number_of_a_dropped_one_never_gets_its_values(
@@ -354,6 +373,7 @@ def test_a_new_property_with_the_number_of_a_dropped_one_never_gets_its_values(
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changed", ["source", "target"])
 def test_a_renamed_property_keeps_its_values_beside_one_that_was_dropped_and_added_again(
     graph: Storage, changed: str
@@ -378,6 +398,7 @@ def _exchange(graph: Storage, branch: str, one: str, other: str) -> None:
     rename(graph, branch, "between", other)
 
 
+@pytest.mark.long
 def test_columns_that_exchanged_their_names_are_asked_for_and_never_mixed_up(
     graph: Storage,
 ) -> None:
@@ -394,6 +415,7 @@ def test_columns_that_exchanged_their_names_are_asked_for_and_never_mixed_up(
     assert found == [row("a", n=1, q="x", m="qa"), row("d", n=4, q="md", m="qd")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changed", ["source", "target"])
 def test_a_column_that_got_the_name_of_a_dropped_one_takes_its_own_values_along(
     graph: Storage, changed: str
@@ -410,6 +432,7 @@ def test_a_column_that_got_the_name_of_a_dropped_one_takes_its_own_values_along(
     assert found == [row("a", n=1, m="qa"), row("d", n=4, m="qd")]
 
 
+@pytest.mark.long
 def test_columns_are_merged_again_after_an_earlier_merge(graph: Storage) -> None:
     add(graph, "dev")
     put(graph, "dev", id=["a"], n=[1], m=["x"], q=["qa"])
@@ -429,6 +452,7 @@ def test_columns_are_merged_again_after_an_earlier_merge(graph: Storage) -> None
     assert people(graph, "dev") == people(graph)
 
 
+@pytest.mark.long
 def test_a_compaction_on_either_side_changes_nothing_of_it(graph: Storage) -> None:
     put(graph, "main", id=["d"], n=[4], m=["v"])
     rename(graph, "dev")
@@ -440,6 +464,7 @@ def test_a_compaction_on_either_side_changes_nothing_of_it(graph: Storage) -> No
     assert people(graph)[3:] == [row("d", m="v", years=4, q=None), row("e", m="w", years=5, q="qe")]
 
 
+@pytest.mark.long
 def test_rules_follow_a_renamed_property_and_hold_in_the_merge_and_after_it(
     tmp_path: Path,
 ) -> None:
@@ -462,6 +487,7 @@ def test_rules_follow_a_renamed_property_and_hold_in_the_merge_and_after_it(
     assert not check(graph)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "point", ["table.columns_added", "commit.tables_done", "commit.before_publish"]
 )
@@ -483,6 +509,7 @@ def test_a_merge_that_dies_after_its_columns_leaves_the_graph_as_it_was(
     assert [one["years"] for one in people(graph)] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.long
 def test_tables_that_one_side_made_or_dropped_come_and_go_beside_changed_columns(
     graph: Storage,
 ) -> None:
@@ -497,6 +524,7 @@ def test_tables_that_one_side_made_or_dropped_come_and_go_beside_changed_columns
     assert "q" in people(graph)[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changed", ["source", "target"])
 def test_a_property_that_one_side_gave_a_wider_type_is_asked_for_and_then_merged(
     tmp_path: Path, changed: str

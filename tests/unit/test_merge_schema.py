@@ -355,6 +355,7 @@ def test_a_column_that_another_branch_lacks_stays_out_of_the_schema_files(graph:
 # --- the engine's own graphs -------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["social", "pharma", "rich", "evolved"])
 def test_the_engines_graphs_with_added_columns_are_still_what_format_says(
     tmp_path: Path, name: str

@@ -134,6 +134,7 @@ def test_rows_that_all_versions_share_are_not_read(graph: Storage) -> None:
     assert found.runner.rows_read == {PERSON: {"b0": 2, "s": 2, "t": 2}}
 
 
+@pytest.mark.long
 def test_history_tells_of_every_kind_of_publish_what_it_touched(graph: Storage) -> None:
     first = commits.head(graph)
     write_rows(graph, {PERSON: [("a", 10), ("e", 5)]}, "merge", branch="dev", actor="me")
@@ -170,6 +171,7 @@ def test_the_same_change_on_both_sides_is_no_conflict(graph: Storage) -> None:
     assert people(graph) == sorted([*both, ("e", 5)])
 
 
+@pytest.mark.long
 def test_a_zero_of_another_sign_is_a_change_that_merges_and_conflicts(tmp_path: Path) -> None:
     storage = Storage.at(str(tmp_path / "zeros"))
 
@@ -240,6 +242,7 @@ def test_what_ours_decided_is_in_a_commit_and_not_asked_again(graph: Storage) ->
     assert prepare(graph, "dev").counts == {}
 
 
+@pytest.mark.long
 def test_a_target_that_hasnt_moved_becomes_as_the_source(graph: Storage) -> None:
     put(graph, "dev", [("a", 10), ("e", 5)])
     write_rows(graph, {COMPANY: [("x", 1)]}, branch="dev")
@@ -260,6 +263,7 @@ def test_a_target_that_has_moved_cant_be_fast_forwarded(graph: Storage) -> None:
         prepare(graph, "dev", only_fast_forward=True)
 
 
+@pytest.mark.long
 def test_a_second_merge_begins_where_the_first_ended(graph: Storage) -> None:
     put(graph, "dev", [*START, ("e", 5)])
     merge(graph, "dev")
@@ -287,6 +291,7 @@ def test_tables_that_a_side_made_or_dropped_are_merged_too(graph: Storage) -> No
     assert people(graph) == sorted(START)
 
 
+@pytest.mark.long
 def test_a_table_dropped_on_one_side_and_changed_on_the_other_is_a_conflict(
     graph: Storage,
 ) -> None:
@@ -300,6 +305,7 @@ def test_a_table_dropped_on_one_side_and_changed_on_the_other_is_a_conflict(
     assert COMPANY not in at(graph).tables
 
 
+@pytest.mark.long
 def test_a_table_that_was_only_compacted_goes_where_the_other_side_dropped_it(
     graph: Storage,
 ) -> None:
@@ -334,6 +340,7 @@ def test_a_node_and_the_edges_at_it_go_together(graph: Storage) -> None:
     assert [name for name, _ in people(graph)] == ["a", "c", "d", "f"]
 
 
+@pytest.mark.long
 def test_edges_that_ended_nowhere_before_the_merge_dont_block_it(graph: Storage) -> None:
     write_rows(graph, {KNOWS: [("xx", "x", "x")]})
     make(graph, "late")

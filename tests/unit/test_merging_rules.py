@@ -51,6 +51,7 @@ def test_a_row_written_after_a_merge_that_found_both_sides_alike_stays(
     assert merges.rows_of(storage, PERSON) == [("a", 1), ("b", 2), ("c", 30)]
 
 
+@pytest.mark.long
 @both_stamps
 def test_a_value_set_after_a_merge_that_found_both_sides_alike_is_not_set_back(
     tmp_path: Path, form: int
@@ -101,6 +102,7 @@ def _merge(storage: Storage, **options: str) -> Committed:
     return merges.merge(storage, "dev", **{"integrity": DEFAULT, **options})
 
 
+@pytest.mark.long
 @both_stamps
 def test_a_merge_that_would_double_a_unique_value_is_refused(tmp_path: Path, form: int) -> None:
     storage = _ruled(tmp_path, form)
@@ -114,6 +116,7 @@ def test_a_merge_that_would_double_a_unique_value_is_refused(tmp_path: Path, for
     assert not _merge(storage, integrity="off").skipped
 
 
+@pytest.mark.long
 @both_stamps
 def test_a_merge_that_would_give_a_source_too_many_edges_is_refused(
     tmp_path: Path, form: int
@@ -137,6 +140,7 @@ def test_a_fast_forward_brings_no_value_that_a_rule_forbids(tmp_path: Path, form
     assert "d" in ids_at(storage, ruled.PERSON)
 
 
+@pytest.mark.long
 @both_stamps
 def test_a_unique_value_that_moved_to_another_row_on_the_branch_is_merged(
     tmp_path: Path, form: int
@@ -150,6 +154,7 @@ def test_a_unique_value_that_moved_to_another_row_on_the_branch_is_merged(
     assert ids_at(storage, ruled.PERSON) == ["a", "b", "c", "new"]
 
 
+@pytest.mark.long
 @both_stamps
 def test_edges_that_the_branch_deleted_do_not_count_in_a_merge(tmp_path: Path, form: int) -> None:
     storage = _ruled(tmp_path, form)

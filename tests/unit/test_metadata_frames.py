@@ -139,6 +139,7 @@ def test_indexes_are_those_of_each_table_also_on_a_moved_branch(rich: Storage) -
     }
 
 
+@pytest.mark.long
 def test_every_frame_of_every_graph_is_made(tmp_path: Path) -> None:
     for generation, graph, branches in graphs.ALL_GRAPHS:
         storage = Storage.at(str(graphs.unpack(generation, graph, tmp_path / generation)))

@@ -254,6 +254,7 @@ def _kill_at(root: str, point: str) -> None:
 STEPS = ("migrate.before_annotation", "migrate.before_stamp", "migrate.after_stamp")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", STEPS)
 def test_a_killed_migration_is_finished_by_four_processes_at_once(v1: Storage, point: str) -> None:
     rows = read_rows(open_main(v1))

@@ -140,6 +140,7 @@ def test_a_folder_with_rows_where_a_table_would_be_is_refused_and_kept(root: str
     assert not Path(root, "__manifest").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["new_graph.tables_made", "new_graph.files_put"])
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_slow_maker_of_other_tables_leaves_the_files_of_the_graph_that_is_there(

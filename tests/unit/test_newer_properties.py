@@ -154,6 +154,7 @@ def sound(root: str) -> None:
     assert check(Storage.at(root)) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_properties_is_in_the_files_and_the_rows(
     root: str, change: Callable[[str], Any]
@@ -164,6 +165,7 @@ def test_a_change_of_properties_is_in_the_files_and_the_rows(
     assert ids(root).keys() == {*columns(root)} - {"id"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "order"), ADDED)
 def test_a_new_property_stands_where_its_name_belongs_and_no_row_is_written_again(
     root: str, name: str, order: list[str]
@@ -181,6 +183,7 @@ def test_a_new_property_stands_where_its_name_belongs_and_no_row_is_written_agai
     sound(root)
 
 
+@pytest.mark.long
 def test_properties_keep_their_ids_and_a_new_one_gets_the_next(root: str) -> None:
     before = ids(root)
     add(root)
@@ -222,6 +225,7 @@ DEATHS = (
 """One change dies at every step; the others where their table, files and publish are made."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("change", "point"), DEATHS)
 def test_a_change_whose_process_dies_is_all_there_or_not_at_all_after_the_next_write(
     root: str, change: Callable[[str], Any], point: str
@@ -245,6 +249,7 @@ def test_a_change_whose_process_dies_is_all_there_or_not_at_all_after_the_next_w
         sound(root)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["table.landed", "schema_apply.staged", "schema_apply.published"])
 def test_a_repair_finishes_or_undoes_a_change_whose_process_died(root: str, point: str) -> None:
     _faults.arm(point, once(die))
@@ -258,6 +263,7 @@ def test_a_repair_finishes_or_undoes_a_change_whose_process_died(root: str, poin
     assert ("email" in columns(root)) is (point in AFTER)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["schema_apply.tables_made", "schema_apply.staged"])
 def test_what_a_change_that_fails_has_made_is_taken_back(root: str, point: str) -> None:
     def fail() -> None:
@@ -290,6 +296,7 @@ def in_flight(root: str) -> None:
     main.branches.replace_metadata(LOCK, told)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "point", ["schema_apply.tables_made", "schema_apply.staged", "publish.sending"]
 )
@@ -439,6 +446,7 @@ def test_a_version_that_is_expected_of_a_table_is_that_before_its_new_properties
     assert "more" not in columns(root)
 
 
+@pytest.mark.long
 def test_properties_change_in_a_graph_in_any_store(store: Store) -> None:
     root, storage = store.uri("graph"), store.storage("graph")
     given = dict(store.options)

@@ -230,6 +230,7 @@ def test_a_dead_writers_tables_are_taken_back_and_that_is_published(graph: Stora
     assert graph.list("__writers") == []
 
 
+@pytest.mark.long
 def test_a_head_that_was_taken_back_is_published_before_a_write_and_by_a_repair(
     graph: Storage,
 ) -> None:

@@ -118,6 +118,7 @@ def frame(storage: Storage, kind: str) -> list[dict]:
     return metadata_frames.read(kind, storage, load(storage)).to_pylist()
 
 
+@pytest.mark.long
 def test_all_tables_are_compacted_in_one_publish_and_rows_stay_as_they_are(graph: Storage) -> None:
     before = {key: versions_of_rows(graph, key) for key in (PERSON, KNOWS)}
     company = load(graph).version(COMPANY)
@@ -310,6 +311,7 @@ def test_a_table_that_is_overwritten_while_it_is_compacted_is_compacted_anew(
     assert fragments(graph, PERSON) <= 2
 
 
+@pytest.mark.long
 def test_a_table_that_loses_again_and_again_ends_in_a_typed_error_and_stays_as_it_is(
     graph: Storage,
 ) -> None:

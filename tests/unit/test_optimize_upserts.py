@@ -65,6 +65,7 @@ def row_ids(storage: Storage) -> pa.Table:
     return table(storage).scanner(columns=columns, with_row_id=True).to_table().sort_by("id")
 
 
+@pytest.mark.long
 def test_rows_that_were_replaced_are_gone_after_optimize_and_ids_stay(graph: Storage) -> None:
     upsert(graph, {"p1": 41, "p3": 43, "new": 50})
     before, expected = row_ids(graph), ages(graph)
@@ -78,6 +79,7 @@ def test_rows_that_were_replaced_are_gone_after_optimize_and_ids_stay(graph: Sto
     assert by_index(graph, "p1") == [42]
 
 
+@pytest.mark.long
 def test_an_upsert_while_a_table_is_compacted_is_kept(graph: Storage) -> None:
     runs: list[int] = []
 
@@ -95,6 +97,7 @@ def test_an_upsert_while_a_table_is_compacted_is_kept(graph: Storage) -> None:
     assert records(graph) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["commit.record_written", "commit.before_table", "table.sending"])
 def test_an_upsert_that_meets_an_optimize_in_its_commit_lands_all_the_same(
     graph: Storage, point: str

@@ -36,6 +36,7 @@ def test_every_step_is_logged_also_those_above_the_expected_number(
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("own", [None, "warn"])
 def test_a_new_table_is_no_warning_unless_the_user_has_set_lances_log(
     own: str | None, tmp_path: Path

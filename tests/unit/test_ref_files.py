@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from itertools import cycle, product
@@ -21,7 +20,7 @@ from omnigraph_spark.refs import branches, refs, tags
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 from tests.support.branches import GRACE, ids_at, make, names, remove, write_ids
-from tests.support.writes import KNOWS, PERSON, empty_graph, new_graph, once
+from tests.support.writes import KNOWS, PERSON, Kept, empty_graph, new_graph, once
 
 PEOPLE = "the table of people"
 LINEAGE = layout.GRAPH_COMMITS
@@ -31,23 +30,25 @@ TORN = (b"", b'{\n  "parentBranch": null,\n  "ident', b"[]")
 
 
 @pytest.fixture(scope="module", params=[2, 6])
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kept:
     """Branches `dev` and one of it, each with a row of its own; tag `t` of `dev`."""
-    storage = Storage.at(str(tmp_path_factory.mktemp("made") / "g"))
-    new_graph(empty_graph(storage, request.param), (PERSON, KNOWS))
-    make(storage, "dev")
-    write_ids(storage, "dev", PERSON, ["d"])
-    make(storage, SUB[request.param], "dev")
-    write_ids(storage, SUB[request.param], PERSON, ["s"])
-    tags.create_tag(storage, "t", refs.named(storage, "dev"))
-    return Path(storage.root)
+
+    def make_it(storage: Storage) -> None:
+        new_graph(empty_graph(storage, request.param), (PERSON, KNOWS))
+        make(storage, "dev")
+        write_ids(storage, "dev", PERSON, ["d"])
+        make(storage, SUB[request.param], "dev")
+        write_ids(storage, SUB[request.param], PERSON, ["s"])
+        tags.create_tag(storage, "t", refs.named(storage, "dev"))
+
+    return Kept(tmp_path_factory.mktemp("made"), make_it)
 
 
 @pytest.fixture
-def graph(made: Path, tmp_path: Path) -> Iterator[Storage]:
-    storage = Storage.at(str(shutil.copytree(made, tmp_path / "g")))
-    point_here(storage)
-    yield storage
+def graph(made: Kept) -> Iterator[Storage]:
+    graph = made.copy()
+    assert check(graph) == []
+    yield graph
     _faults.disarm()
 
 
@@ -63,12 +64,6 @@ def path_of(storage: Storage, place: str) -> str:
     if not storage.list(found):
         pytest.skip(f"there is no {found} in a graph of this stamp")
     return found
-
-
-def point_here(storage: Storage) -> None:
-    """Branches name the place that the graph was copied from."""
-    repair(storage, False, GRACE)
-    assert check(storage) == []
 
 
 def mended(storage: Storage) -> list[tuple[str, bool]]:

@@ -114,6 +114,7 @@ def leftover(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
 # --- leftovers -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @both_stamps
 @pytest.mark.parametrize("who", ["cleanup", "repair", "create_branch"])
 def test_a_leftover_fork_is_not_removed_under_a_branch_that_is_made_again(
@@ -133,6 +134,7 @@ def test_a_leftover_fork_is_not_removed_under_a_branch_that_is_made_again(
     assert check(graph) == []
 
 
+@pytest.mark.long
 @both_stamps
 @pytest.mark.parametrize("point", ["fork.before_removal", "fork.ref_removed"])
 def test_a_fork_whose_removal_slept_keeps_what_came_meanwhile(
@@ -146,6 +148,7 @@ def test_a_fork_whose_removal_slept_keeps_what_came_meanwhile(
     assert check(graph) == []
 
 
+@pytest.mark.long
 @both_stamps
 def test_a_deletion_that_waits_does_not_delete_a_branch_that_is_made_again(
     graph: Storage, monkeypatch: pytest.MonkeyPatch
@@ -294,6 +297,7 @@ def half_deleted(storage: Storage) -> None:
         ids_at(storage, PERSON, "b")
 
 
+@pytest.mark.long
 @both_stamps
 @pytest.mark.parametrize("leave", [half_made, half_deleted])
 def test_a_branch_that_cant_be_read_hinders_no_other(
@@ -311,6 +315,7 @@ def test_a_branch_that_cant_be_read_hinders_no_other(
     assert ids_at(graph, PERSON) == ["first", "next"]
 
 
+@pytest.mark.long
 @both_stamps
 @pytest.mark.parametrize("leave", [half_made, half_deleted])
 def test_a_branch_that_cant_be_read_is_deleted_like_any_other(
@@ -404,6 +409,7 @@ def test_a_table_fork_with_a_ref_and_no_folder_is_made_again_by_the_next_write(
 # --- the lineage ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["lineage.before_row", "lineage.after_actor"])
 def test_the_commit_of_a_deleted_branch_is_none_of_the_branch_that_took_its_name(
     graph: Storage, point: str

@@ -44,6 +44,7 @@ def replace_where(root: str, predicate: str, *tasks: Any, **more: Any) -> None:
     save(root, *tasks, overwrite=True, **given)
 
 
+@pytest.mark.long
 def test_what_matches_goes_and_the_frame_comes_in_one_commit(root: str) -> None:
     before = load(Storage.at(root)).graph_version
     replace_where(root, "n >= 2", people("bc", 5, 6), people("z", 7))
@@ -56,6 +57,7 @@ def test_what_matches_goes_and_the_frame_comes_in_one_commit(root: str) -> None:
     assert rows(root, P)[-2:] == [("y", 101), ("z", 7)]
 
 
+@pytest.mark.long
 def test_an_empty_frame_deletes_what_matches_and_rows_of_null_stay(root: str) -> None:
     replace_where(root, "n <> 3 AND n <> 2", people(""))
     assert rows(root, P) == [("b", 2), ("c", 3), ("d", None)]
@@ -81,6 +83,7 @@ def test_ids_that_stay_outside_of_the_predicate_are_still_taken(root: str) -> No
         replace_where(root, "n >= 2", people("a", 9), onDelete="cascade")
 
 
+@pytest.mark.long
 def test_edges_are_judged_by_the_final_state(root: str) -> None:
     with pytest.raises(IntegrityError, match="1 edges without an end: 1 of edge:Knows"):
         replace_where(root, "n >= 2", people("b", 5))  # c goes
@@ -93,6 +96,7 @@ def test_edges_are_judged_by_the_final_state(root: str) -> None:
     assert (rows(root, P, "id"), rows(root, K)) == ([("a",), ("b",), ("d",)], [])
 
 
+@pytest.mark.long
 def test_new_edges_may_not_end_at_nodes_that_the_write_deletes(root: str) -> None:
     frame = read(root)
     whole = {
@@ -124,6 +128,7 @@ def test_a_whole_graph_is_replaced_by_one_predicate(root: str) -> None:
     assert load(Storage.at(root)).graph_version == before + 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["commit.entered", "commit.before_publish"])
 def test_what_others_write_meanwhile_is_replaced_where_it_matches(root: str, point: str) -> None:
     theirs = people("pq", 1, 2)
@@ -132,6 +137,7 @@ def test_what_others_write_meanwhile_is_replaced_where_it_matches(root: str, poi
     assert rows(root, P) == [("a", 1), ("b", 5), ("c", 6), ("d", None), ("p", 1)]
 
 
+@pytest.mark.long
 def test_a_frame_that_was_read_conflicts_with_others_changes_of_what_it_replaces(root: str) -> None:
     frame = read(root, table=P)
     save(root, people("ap", 0, 1), table=P, writeMode="merge")
@@ -143,6 +149,7 @@ def test_a_frame_that_was_read_conflicts_with_others_changes_of_what_it_replaces
     assert rows(root, P) == [("a", 0), ("b", 7), ("c", 7), ("d", None), ("p", 1)]
 
 
+@pytest.mark.long
 def test_new_tables_and_columns_and_branches_go_with_it(root: str) -> None:
     from omnigraph_spark.refs import branches, refs
 

@@ -233,6 +233,7 @@ def test_on_a_branch_back_to_below_its_fork_copies_the_parents_rows(
     assert check_graph(graph.root) == []
 
 
+@pytest.mark.long
 def test_on_a_branch_a_table_that_main_had_then_is_dropped_and_comes_back(graph: Storage) -> None:
     then = head_version(graph)
     write_ids(graph, "main", COMPANY, ["c"])
@@ -302,6 +303,7 @@ def test_a_rivals_publish_refuses_the_restore_and_keeps_its_rows(
     assert check_graph(graph.root) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "point",
     [

@@ -167,6 +167,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("made", "way", "what"), CASES, indirect=["made"])
 def test_a_change_of_rows_is_done_once_and_as_a_whole_or_refused(
     graph: Storage, way: str, what: str

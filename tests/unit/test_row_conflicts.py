@@ -42,6 +42,7 @@ def others(root: str, ids: str, n: int) -> None:
     save(root, people(*ids, n=n), **MERGE)
 
 
+@pytest.mark.long
 def test_an_upsert_is_not_refused_for_rows_that_it_does_not_name(root: str) -> None:
     frame = read(root, table=P)
     others(root, "b", 5)
@@ -51,6 +52,7 @@ def test_an_upsert_is_not_refused_for_rows_that_it_does_not_name(root: str) -> N
     assert rows(root, P) == [("a", 1), ("b", 5), ("c", 0), ("new", 1), ("z", 0)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "ids"),
     [
@@ -82,6 +84,7 @@ def test_an_upsert_of_a_row_that_others_changed_is_refused_and_names_it(
     assert dict.fromkeys(ids, 1).items() <= dict(rows(root, P)).items()
 
 
+@pytest.mark.long
 def test_a_delete_of_a_row_that_others_changed_is_refused_and_of_another_is_not(root: str) -> None:
     frame = read(root, table=P)
     others(root, "b", 5)
@@ -91,6 +94,7 @@ def test_a_delete_of_a_row_that_others_changed_is_refused_and_of_another_is_not(
     assert rows(root, P) == [("b", 5), ("d", 0)]
 
 
+@pytest.mark.long
 def test_the_earlier_writes_of_a_frame_are_its_own(root: str) -> None:
     frame = read(root, table=P)
     save(root, people("a", "new", n=1), schema=frame, **MERGE)
@@ -128,6 +132,7 @@ def test_a_whole_graph_frame_conflicts_by_the_rows_of_each_table(root: str) -> N
         save(root, {**whole, "id": ["b", "x"]}, schema=frame, writeMode="merge")
 
 
+@pytest.mark.long
 def test_changes_that_leave_the_values_are_no_conflict(root: str) -> None:
     frame = read(root, table=P)
     others(root, "a", 8)
@@ -137,6 +142,7 @@ def test_changes_that_leave_the_values_are_no_conflict(root: str) -> None:
     assert rows(root, P)[:2] == [("a", 1), ("b", 1)]
 
 
+@pytest.mark.long
 def test_a_property_that_was_added_is_no_conflict_until_it_is_filled(root: str) -> None:
     frame = read(root, table=P)
     wide = {"id": ["q"], "n": pa.array([0], INT), "note": ["hello"]}
@@ -147,6 +153,7 @@ def test_a_property_that_was_added_is_no_conflict_until_it_is_filled(root: str) 
         save(root, people("b", n=1), schema=frame, **MERGE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["merge", "delete"])
 @pytest.mark.parametrize("point", ["commit.entered", "commit.before_publish"])
 def test_a_write_between_the_tasks_and_the_publish_conflicts_by_rows_too(
@@ -165,6 +172,7 @@ def test_a_write_between_the_tasks_and_the_publish_conflicts_by_rows_too(
     assert dict(rows(root, P))["c"] == 5
 
 
+@pytest.mark.long
 def test_on_a_branch_rows_count_from_the_branch_that_was_read(root: str) -> None:
     from omnigraph_spark.refs import branches, refs
 
@@ -179,6 +187,7 @@ def test_on_a_branch_rows_count_from_the_branch_that_was_read(root: str) -> None
     assert rows(root, P, branch="dev")[:2] == [("a", 1), ("b", 6)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["commit.entered", "commit.before_publish"])
 def test_an_upsert_that_deletes_beside_is_matched_again_where_a_rival_was_first(
     root: str, point: str

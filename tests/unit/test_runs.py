@@ -126,6 +126,7 @@ def test_an_end_without_a_start_is_left_out_and_logged(
     assert "01NOSUCH" in caplog.text
 
 
+@pytest.mark.long
 def test_a_registry_that_cant_be_written_is_a_warning_with_its_cause(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +165,7 @@ def _write(root: str, count: int) -> list[str]:
     return made
 
 
+@pytest.mark.long
 def test_many_processes_lose_no_row_from_the_very_first_on(storage: Storage) -> None:
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         results = pool.starmap(_write, [(storage.root, 15)] * 4)

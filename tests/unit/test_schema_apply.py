@@ -71,6 +71,7 @@ def test_a_write_adds_the_table_that_the_graph_lacks(root: str) -> None:
     assert "node Firm {" in Path(root, "_schema.pg").read_text()
 
 
+@pytest.mark.long
 def test_a_dropped_table_that_is_made_again_is_another_table(root: str) -> None:
     add_firm(root)
     version = load(Storage.at(root)).graph_version
@@ -116,6 +117,7 @@ def test_another_definition_of_a_type_that_is_there_is_refused(root: str) -> Non
         save(root, {"title": [1]}, table="node:Person")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", [*BEFORE, *AFTER])
 @pytest.mark.parametrize("change", [add_firm, drop_firm])
 def test_a_change_whose_process_dies_is_all_there_or_not_at_all_after_the_next_write(
@@ -192,6 +194,7 @@ def test_the_lock_of_a_process_that_lives_is_respected(root: str) -> None:
     assert check_graph(root) == []
 
 
+@pytest.mark.long
 def test_two_changes_at_once_are_one_after_the_other(root: str) -> None:
     def rival() -> None:
         with pytest.raises(RecoveryPendingError):
@@ -222,6 +225,7 @@ def test_schema_files_that_contradict_the_tables_are_not_changed(root: str) -> N
     assert LOCK not in lance.dataset(f"{root}/__manifest").branches.list()
 
 
+@pytest.mark.long
 def test_tables_come_and_go_in_a_graph_in_any_store(store: Store) -> None:
     root, storage = store.uri("graph"), store.storage("graph")
     given = dict(store.options)
@@ -254,6 +258,7 @@ def silent_until(root: str, act: Callable[[], object]) -> None:
     _faults.disarm()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("remade", [False, True])
 def test_a_holder_that_slept_while_its_lock_was_taken_over_publishes_nothing(
     root: str, remade: bool
@@ -283,6 +288,7 @@ def test_a_publish_that_slept_while_its_lock_was_taken_over_collides(root: str) 
     assert sorted(load(Storage.at(root)).tables) == ["node:Person"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["schema_lock.silent", "schema_lock.taken_over"])
 def test_who_comes_second_to_a_dead_holders_lock_leaves_the_next_ones_change_alone(
     root: str, point: str
@@ -340,6 +346,7 @@ def test_files_of_a_lock_whose_maker_was_killed_are_in_nobodys_way(root: str) ->
     assert check_graph(root) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["commit.entered", "commit.before_publish"])
 @pytest.mark.parametrize("mode", ["append", "merge"])
 def test_rows_for_a_table_that_was_made_again_meanwhile_are_refused(
@@ -358,6 +365,7 @@ def test_rows_for_a_table_that_was_made_again_meanwhile_are_refused(
     assert rows(root, "node:Firm", "title") == [("x",)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["overwrite", "merge", "delete", "whole"])
 def test_a_frame_of_a_table_that_was_made_again_since_it_was_read_is_refused(
     root: str, mode: str
@@ -387,6 +395,7 @@ def test_a_frame_of_a_table_that_was_made_again_since_it_was_read_is_refused(
     assert check_graph(root) == []
 
 
+@pytest.mark.long
 def test_a_branch_that_was_begun_before_a_change_of_tables_is_not_made(root: str) -> None:
     _faults.arm("branch.before_clone", once(lambda: add_firm(root)))
     with pytest.raises(UnsupportedError, match="other tables"):
@@ -416,6 +425,7 @@ def test_a_change_of_tables_is_refused_where_a_branch_was_made_meanwhile(root: s
     assert check_graph(root) == []
 
 
+@pytest.mark.long
 def test_an_edge_table_that_is_made_again_keeps_its_own_key(root: str) -> None:
     storage = Storage.at(root)
     edge = {"src": ["ann"], "dst": ["ann"]}

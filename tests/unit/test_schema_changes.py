@@ -158,6 +158,7 @@ def wide(graph: Storage) -> None:
     columns.write(graph, "node:Wide", frame, [{"id": "c", **WIDE_ROW, "f": None}])
 
 
+@pytest.mark.long
 def test_a_widened_property_keeps_its_values_and_takes_larger_ones(graph: Storage) -> None:
     wide(graph)
     writes.write(graph, {"node:Wide": ["b"]}, writeMode="delete", new={})
@@ -219,6 +220,7 @@ def test_the_values_of_an_enum_are_no_type_that_is_widened(
     assert graphs.file_hashes(Path(graph.root)) == before
 
 
+@pytest.mark.long
 def test_a_property_that_is_widened_on_a_branch_has_its_old_type_on_others(graph: Storage) -> None:
     wide(graph)
     changes.alter_property(graph, asked(graph), "Wide", "i", True)
@@ -235,6 +237,7 @@ def test_a_property_that_is_widened_on_a_branch_has_its_old_type_on_others(graph
     assert check_graph(graph.root) == []
 
 
+@pytest.mark.long
 def test_a_restore_over_a_widened_property_gives_it_its_old_type_again(graph: Storage) -> None:
     wide(graph)
     before, rows = load(graph).graph_version, rows_of(graph, "node:Wide")
@@ -338,6 +341,7 @@ def test_a_dropped_property_is_gone_from_now_on_and_there_in_older_versions(
     assert check_graph(graph.root) == []
 
 
+@pytest.mark.long
 def test_what_comes_after_a_dropped_property_keeps_its_values_through_every_later_change(
     tmp_path: Path,
 ) -> None:
@@ -601,6 +605,7 @@ def test_a_table_that_is_written_to_while_it_is_dropped_stays(graph: Storage) ->
 # --- the engine's own graphs -------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["rich", "pharma"])
 def test_the_engines_graphs_after_changes_are_still_what_format_says(
     tmp_path: Path, name: str

@@ -95,6 +95,7 @@ def write(storage: Storage, every: list[Values], mode: str = "append", **more: A
     commit(planned, staged(planned, every))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
 def test_a_thousand_rows_of_two_hundred_tasks_are_one_file(storage: Storage, mode: str) -> None:
     write(storage, [{"first": 1}])
@@ -159,6 +160,7 @@ def test_an_upsert_of_many_small_tasks_keeps_ids_and_versions_of_its_rows(
     assert check_graph(str(storage.root)) == []
 
 
+@pytest.mark.long
 def test_an_upsert_into_a_large_table_is_gathered_only_through_an_index(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +186,7 @@ def test_a_key_of_two_small_tasks_is_refused_as_ever(storage: Storage) -> None:
     assert values(storage) == {"old": 1}
 
 
+@pytest.mark.long
 def test_a_round_that_is_lost_after_it_commits_the_same_file_again(storage: Storage) -> None:
     write(storage, [{"first": 1}])
     planned = plan(storage, [T])

@@ -142,6 +142,7 @@ def endpoint() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bucket", REFUSALS)
 def test_a_store_that_refuses_is_never_no_graph_and_no_object(bucket: str, endpoint: str) -> None:
     options = {

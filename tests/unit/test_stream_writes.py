@@ -93,6 +93,7 @@ def test_tasks_of_a_batch_that_is_published_stage_nothing(graph: Storage) -> Non
     assert message.staged() == []
 
 
+@pytest.mark.long
 def test_two_drivers_with_one_checkpoint_write_a_batch_once(graph: Storage) -> None:
     sink = Sink(graph, PEOPLE, table=PERSON)
     slow = sink.stage(0, people("a"))
@@ -196,6 +197,7 @@ def test_a_stream_of_a_graph_makes_its_tables_and_a_copy_of_it(
     assert ids(copy, KNOWS) == ids(graph, KNOWS)
 
 
+@pytest.mark.long
 def test_a_stream_between_graphs_of_engine_0_9_has_each_row_once_wherever_it_was_killed(
     tmp_path: Path,
 ) -> None:
@@ -219,6 +221,7 @@ def test_a_stream_between_graphs_of_engine_0_9_has_each_row_once_wherever_it_was
     assert len(commits.read_commits(copy)) == len(commits.read_commits(source))
 
 
+@pytest.mark.long
 def test_many_small_batches_leave_few_files_where_they_are_compacted(graph: Storage) -> None:
     sink = Sink(graph, PEOPLE, table=PERSON, optimizeEvery="6")
     for number in range(20):

@@ -219,6 +219,7 @@ def test_a_property_that_is_added_ends_the_query_and_a_restart_has_it(graph: Sto
     assert (row["id"], row["nick"]) == ("a", "a")
 
 
+@pytest.mark.long
 def test_a_branch_that_was_made_again_is_noticed(graph: Storage) -> None:
     branches.create_branch(graph, "dev", refs.named(graph, "main"))
     stream = Stream(graph, table=PERSON, branch="dev")
@@ -296,6 +297,7 @@ def test_options_that_dont_go_with_a_stream_are_refused(given: dict[str, str], w
         StreamOptions.of(options.parse({"path": "/g", **given}))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", [2, 6])
 @pytest.mark.parametrize("branch", ["main", "dev"])
 def test_a_batch_costs_the_same_after_many_commits(
@@ -335,6 +337,7 @@ def counting(counted: Counter[str], name: str, call: Callable[..., Any]) -> Call
     return counts
 
 
+@pytest.mark.long
 @needs_limits
 def test_a_stream_of_random_publishes_gives_each_row_once_whenever_it_is_restarted(
     graph: Storage,

@@ -405,6 +405,7 @@ def test_a_commit_older_than_a_day_is_healed_at_once(
     assert heal_time(graph) < float(writes.GRACE)
 
 
+@pytest.mark.long
 def test_a_writer_that_gives_signs_of_life_is_waited_for_six_graces_and_no_longer(
     graph: Storage,
 ) -> None:

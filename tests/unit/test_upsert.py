@@ -445,6 +445,7 @@ def test_writers_of_overlapping_new_keys_at_once_leave_one_row_of_each(
     assert found == {"A": 0, "N": 1, "K": 2}
 
 
+@pytest.mark.long
 def test_many_writers_of_one_new_key_end_in_one_row(storage: Storage) -> None:
     ten(storage)
     errors: list[BaseException] = []
