@@ -51,15 +51,17 @@ class RefMethods:
         Raises:
             OptionError: the name is hostile, reserved by the engine, or taken.
             BranchNotFoundError, VersionNotFoundError: the ref isn't there.
-            UnsupportedManifestVersion, RecoveryPendingError, UnsupportedError: the graph can't be
-                written.
+            UnsupportedManifestVersion, UnsupportedError: the graph can't be written.
+            RecoveryPendingError: another engine's unfinished write stays for ten seconds.
             StorageError: the store failed; calling it again finishes it.
         """
         from omnigraph_spark.refs import branches as manage
         from omnigraph_spark.refs import refs
+        from omnigraph_spark.write.plan import Settings
 
         storage = self._store()
-        manage.create_branch(storage, name, refs.named(storage, from_ref))
+        grace = Settings().orphan_grace_seconds
+        manage.create_branch(storage, name, refs.named(storage, from_ref), grace)
 
     def delete_branch(self, name: str) -> None:
         """Delete a branch and the forks of its tables; writers that are committing are waited for.

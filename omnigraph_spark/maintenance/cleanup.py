@@ -134,7 +134,8 @@ def cleanup(
 
     Never younger than a day, nor than ten times `commit_timeout_seconds`, with `force` too: a
     writer may still stand on it. `grace_seconds` is how often its sign of life is renewed, as in a
-    write. `now` replaces the store's clock in tests.
+    write, and how long another engine's unfinished write is waited for. `now` replaces the store's
+    clock in tests.
 
     Raises:
         OptionError: `older_than` is under 7 days and `force` isn't given, or `keep` is under 1.
@@ -152,7 +153,7 @@ def cleanup(
         )
     age = max(older_than, _DAY, timedelta(seconds=_TIMEOUTS * commit_timeout_seconds))
     migrations.refuse_newer(open_main(storage))
-    crash_records.refuse_foreign(storage)
+    crash_records.refuse_foreign(storage, grace_seconds)
     if dry_run:
         moment = now or datetime.now(timezone.utc)
         return _Cleanup(storage, moment, age, keep, None).run()

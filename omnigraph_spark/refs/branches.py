@@ -53,8 +53,12 @@ _log = logging.getLogger(__name__)
 
 
 @refs.settled("making", "branch", made=True)
-def create_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
+def create_branch(
+    storage: Storage, name: str, from_ref: Resolved, grace_seconds: float = 0.0
+) -> None:
     """Make the graph branch `name` at a ref; tables are shared until they are written to.
+
+    Another engine's unfinished write is waited for, `grace_seconds` at most.
 
     What a deleted branch of the same name left of its table forks is removed first: their version
     numbers would overlap with the new ones (rule 21). Once the ref is there, it is looked
@@ -74,7 +78,7 @@ def create_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
         raise OptionError("main is there already", expected="another name")
     origin = refs.identifier_of(storage, from_ref.branch)
     parent = open_for_writing(storage, from_ref.branch, origin)
-    crash_records.refuse_foreign(storage)
+    crash_records.refuse_foreign(storage, grace_seconds)
     version = int(parent.version) if from_ref.version is None else from_ref.version
     names = [branch.name for branch in refs.list_branches(storage)]
     if name in names:
@@ -172,7 +176,9 @@ def _mark_birth(storage: Storage, name: str, identifier: str) -> None:
         _log.warning("branch %s is made, and its first version is not its own: %s", name, error)
 
 
-def ensure_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
+def ensure_branch(
+    storage: Storage, name: str, from_ref: Resolved, grace_seconds: float = 0.0
+) -> None:
     """Make the graph branch `name` at a ref unless it is there; of several callers one makes it.
 
     Raises:
@@ -180,7 +186,7 @@ def ensure_branch(storage: Storage, name: str, from_ref: Resolved) -> None:
     """
     try:
         if not has_branch(storage, name):
-            create_branch(storage, name, from_ref)
+            create_branch(storage, name, from_ref, grace_seconds)
     except OptionError:
         if not has_branch(storage, name):
             raise

@@ -276,7 +276,8 @@ def plan_write(
         targets,
     )
     if options.branch_from is not None and snapshot.graph_version == _NO_BRANCH:
-        branches.ensure_branch(storage, options.branch, refs.named(storage, options.branch_from))
+        origin = refs.named(storage, options.branch_from)
+        branches.ensure_branch(storage, options.branch, origin, options.orphan_grace_seconds)
         return plan_write(storage, options, tables, read_versions, reads)
     for key in targets:
         if key in snapshot.tables:

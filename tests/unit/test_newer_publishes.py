@@ -6,7 +6,7 @@ The graphs of stamp 6 are those that engine 0.9 made; those of stamp 4 are made 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from omnigraph_spark.errors import (
     UnsupportedError,
 )
 from omnigraph_spark.history import commits
-from omnigraph_spark.maintenance.check import UNPUBLISHED_HEAD, check
+from omnigraph_spark.maintenance.check import MOVED_BRANCH, UNPUBLISHED_HEAD, check
+from omnigraph_spark.maintenance.cleanup import cleanup
 from omnigraph_spark.maintenance.repair import repair
 from omnigraph_spark.manifest import formats, lineage
 from omnigraph_spark.manifest.publisher import Publish, publish
@@ -33,7 +34,10 @@ from omnigraph_spark.manifest.rows import (
     to_arrow,
 )
 from omnigraph_spark.manifest.snapshot import load, open_main, read_rows
+from omnigraph_spark.refs import branches as manage
+from omnigraph_spark.refs import refs
 from omnigraph_spark.schema_changes import properties
+from omnigraph_spark.storage import backoff
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
@@ -216,6 +220,31 @@ def test_what_an_engine_has_under_way_is_respected(social: Storage, what: str) -
             refused()
     assert graphs.file_hashes(Path(social.root)) == before
     assert "__schema_apply_lock__" not in [*branches.names(social)]
+
+
+WAITING: dict[str, Callable[[Storage], object]] = {
+    "append": lambda graph: write(graph, {PERSON: ["a"]}, new={}),
+    "create a branch": lambda graph: manage.create_branch(
+        graph, "b", refs.named(graph, "main"), 60
+    ),
+    "a write that makes its branch": lambda graph: write(
+        graph, {PERSON: ["a"]}, new={}, branch="b", branchFrom="main", orphanGraceSeconds="60"
+    ),
+    "cleanup": lambda graph: cleanup(graph, grace_seconds=60, dry_run=False),
+    "repair": lambda graph: repair(graph, dry_run=False, grace_seconds=60),
+}
+
+
+@pytest.mark.parametrize("act", WAITING.values(), ids=WAITING)
+def test_an_engines_write_that_ends_in_time_is_waited_for(
+    social: Storage, act: Callable[[Storage], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = "__recovery/01M8JH8RQMHNM9RTTVWPQX9Z2D.json"
+    social.put(record, b'{"schema_version": 9}')
+    monkeypatch.setattr(backoff, "poll", lambda seconds: social.delete(record))
+    act(social)
+    assert social.list("__recovery") == []
+    assert {one.kind for one in check(social)} <= {MOVED_BRANCH}
 
 
 def test_a_dead_writers_tables_are_taken_back_and_that_is_published(graph: Storage) -> None:
