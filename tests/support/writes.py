@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -111,20 +108,9 @@ def write(storage: Storage, rows: Rows, mode: str = "append", **more: Any) -> Co
 
 
 def new_graph(storage: Storage, tables: Sequence[str] = ALL) -> Storage:
-    """Make a graph of tables with one row `first` each; in a folder that isn't there, a copy of one."""
-    if Path(storage.root).is_absolute() and not Path(storage.root).exists():
-        shutil.copytree(_first_rows(tuple(tables)), storage.root)
-    else:
-        write(storage, {key: ["first"] for key in tables})
+    """Make a graph of tables with one row `first` each."""
+    write(storage, {key: ["first"] for key in tables})
     return storage
-
-
-@cache
-def _first_rows(tables: tuple[str, ...]) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="first-rows-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    write(Storage.at(str(folder / "g")), {key: ["first"] for key in tables})
-    return folder / "g"
 
 
 class Kept:
