@@ -510,7 +510,8 @@ def add_table(
             commit_id = done.graph_commit_id if done else plan.publish_id
             return Committed(commit_id, _version(storage, plan))
     except StorageError as error:
-        if not before.identities:  # there a plan makes no table
+        # Without identities a plan makes no table.
+        if not before.identities or _lacks(storage, options.branch, table):
             raise
         raise PublishOutcomeUnknown(
             "",
@@ -520,6 +521,14 @@ def add_table(
             hint="Look whether the graph has the table before adding it again",
         ) from error
     return commit(replace(plan, expected={**plan.expected, table: 0}), [])
+
+
+def _lacks(storage: Storage, branch: str, table: str) -> bool:
+    """Return whether a branch certainly has no such table."""
+    try:
+        return table not in load(storage, branch).tables
+    except StorageError:
+        return False
 
 
 def _version(storage: Storage, plan: WritePlan) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import product
@@ -17,6 +18,7 @@ from omnigraph_spark.errors import BranchNotFoundError, PublishOutcomeUnknown, S
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import check as checks
 from omnigraph_spark.maintenance.optimize import create_index, optimize, run_here
+from omnigraph_spark.maintenance.repair import repair
 from omnigraph_spark.manifest import formats
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.merge import merging, restore
@@ -160,6 +162,43 @@ AFTER = [
     "commit.before_record_delete",
     "commit.done",
 ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("made", [6], indirect=True)
+@pytest.mark.parametrize("call", ["put", "get", "_open"])
+def test_an_added_table_is_denied_only_where_it_is_certainly_missing(
+    graph: Storage, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The store fails once, at one call after the other."""
+    branches.delete_branch(graph, "b", GRACE)
+    real, calls = getattr(Storage, call), [0]
+
+    def fails(self: Storage, *rest: Any, **more: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == failing:
+            raise StorageError("503 Slow Down (injected)")
+        return real(self, *rest, **more)
+
+    monkeypatch.setattr(Storage, call, fails)
+    ends = Counter[str]()
+    for failing in range(1, 80, 3):
+        calls[0], table = 0, f"node:New{failing}"
+        try:
+            properties.add_table(graph, write_options(graph), table, "n INT")
+            ended = "done"
+        except PublishOutcomeUnknown:
+            ended = "unknown"
+        except StorageError:
+            ended = "denied"
+        reached, calls[0] = calls[0] >= failing, 1000
+        ends[ended] += 1
+        assert (table in load(graph).tables) == (ended != "denied"), (failing, ended)
+        repair(graph, dry_run=False, grace_seconds=GRACE)
+        if not reached:
+            break
+    assert ends["done"] >= 1
+    assert ends["denied"] >= 1
 
 
 @pytest.mark.long
