@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from omnigraph_spark import options
 from omnigraph_spark.arrow.cast import can_store
 from omnigraph_spark.arrow.frame_batches import TABLE
+from omnigraph_spark.arrow.to_table import check_type
 from omnigraph_spark.errors import OptionError, SchemaMismatchError
 from omnigraph_spark.spark import field_metadata
 from omnigraph_spark.spark.spark_types import arrow_type, relaxed, same_type
@@ -285,14 +287,15 @@ def pack(
 
     Raises:
         OptionError: no frame, a key that is not a valid table key, or malformed endpoints or keys.
-        SchemaMismatchError: columns that can't stand in a whole-graph frame, or a doubled column.
+        SchemaMismatchError: columns that can't stand in a whole-graph frame, a doubled column, or
+            an `id`, `src` or `dst` of a type that is never stored as text.
     """
     if not frames:
         raise OptionError("pack got no frames", hint=_EXAMPLE)
-    schemas = {}
+    schemas, texts = {}, {}
     for key, schema in schemas_of(frames).items():
         layout.split_table_key(key)
-        schemas[key] = _checked(key, schema)
+        schemas[key], texts[key] = _with_text_ids(key, _checked(key, schema), frames[key])
     parsed = options.parse(options.of_python({"endpoints": endpoints, "keys": keys}))
     wide = whole_graph_schema(
         schemas,
@@ -301,7 +304,7 @@ def pack(
         named=True,
     )
     owned = ownership(wide, schemas)
-    parts = [_widened(key, frame, wide, owned[key]) for key, frame in frames.items()]
+    parts = [_widened(key, frame, wide, owned[key]) for key, frame in texts.items()]
     marks = {
         mark: None for schema in schemas.values() for mark in field_metadata.read_marks(schema)
     }
@@ -382,6 +385,24 @@ def _checked_keys(keys: Mapping[str, str], schemas: Mapping[str, StructType]) ->
                 found=f"{name}: {column}",
             )
     return dict(keys)
+
+
+def _with_text_ids(key: str, schema: StructType, frame: DataFrame) -> tuple[StructType, DataFrame]:
+    """Return a table frame whose id and ends are text, as a whole-graph frame has them.
+
+    Raises:
+        SchemaMismatchError: a column of theirs of a type that is never stored as text.
+    """
+    for field in schema.fields:
+        is_property = field in properties(schema, key)
+        if is_property or isinstance(field.dataType, StringType):
+            continue
+        given = pa.field(field.name, arrow_type(field.dataType, field.name))
+        check_type(given, pa.field(field.name, pa.utf8(), nullable=False), key)
+        text = StructField(field.name, StringType(), field.nullable)
+        schema = StructType([text if other is field else other for other in schema.fields])
+        frame = frame.withColumn(field.name, _column(frame, field.name).cast(StringType()))
+    return schema, frame
 
 
 def _widened(key: str, frame: DataFrame, wide: StructType, owned: Mapping[str, str]) -> DataFrame:

@@ -52,6 +52,39 @@ def test_a_packed_frame_has_one_column_per_property_and_type(packed: DataFrame) 
     }
 
 
+@pytest.mark.parametrize("kind", ["TINYINT", "INT", "BIGINT", "BOOLEAN", "DATE"])
+def test_ids_and_ends_of_other_types_are_packed_as_the_text_that_a_table_stores(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    value = {"BOOLEAN": "true", "DATE": "DATE'2026-01-02'"}.get(kind, f"CAST(7 AS {kind})")
+    given = {
+        "node:Person": spark.sql(f"SELECT {value} AS id, 1 AS n"),
+        "edge:Knows": spark.sql(f"SELECT {value} AS id, {value} AS src, {value} AS dst, 2 AS n"),
+    }
+    whole = pack(given, endpoints={"Knows": "Person -> Person"})
+    write(whole, tmp_path / "g")
+    for key, frame in given.items():
+        ends = {"endpoints": "Knows: Person -> Person"} if key.startswith("edge") else {}
+        write(frame, tmp_path / "one", table=key, **ends)
+        columns = [name for name in frame.columns if name != "n"]
+        stored = [read(spark, tmp_path / g, table=key).select(columns) for g in ("g", "one")]
+        assert stored[0].collect() == stored[1].collect()
+        assert set(stored[0].first()) == {spark.sql(f"SELECT CAST({value} AS STRING)").first()[0]}
+    gone = pack({"edge:Knows": given["edge:Knows"].select("id")})
+    write(gone, tmp_path / "g", writeMode="delete")
+    assert read(spark, tmp_path / "g", table="edge:Knows").count() == 0
+
+
+@pytest.mark.parametrize("column", ["id", "src"])
+def test_ids_and_ends_that_are_never_text_are_refused_by_column_when_they_are_packed(
+    spark: SparkSession, column: str
+) -> None:
+    values = {"id": "'e'", "src": "'a'", "dst": "'b'", column: "1.5D"}
+    frame = spark.sql("SELECT " + ", ".join(f"{value} AS {name}" for name, value in values.items()))
+    with pytest.raises(SchemaMismatchError, match=rf"Column {column} of edge:Knows .* double"):
+        pack({"edge:Knows": frame})
+
+
 def test_a_property_of_two_types_keeps_both_on_the_way_through_a_graph(
     spark: SparkSession, packed: DataFrame, tmp_path: Path
 ) -> None:
