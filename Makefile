@@ -47,14 +47,15 @@ ENGINE_TESTS = sample
 test-engine: $(VENV)/.ready  ## the original engine's programs on graphs of ours, and the other way round
 	OMNIGRAPH_ENGINE_TESTS=$(ENGINE_TESTS) $(call in_venv,$(VENV)) $(PYTEST) --dist load tests/engine $(ARGS)
 
+QUERIES_40 = 100
 test-floors: $(VENV_40)/.ready  ## all that touches PySpark, on 4.0 and the other oldest versions
-	OMNIGRAPH_SPARK_QUERIES=$(QUERIES) $(call in_venv,$(VENV_40)) $(PYTEST) --timeout=3600 -m 'not long' tests/contract tests/interop $(SPARK_40) \
+	OMNIGRAPH_SPARK_QUERIES=$(QUERIES_40) $(call in_venv,$(VENV_40)) $(PYTEST) --timeout=3600 -m 'not long' tests/contract tests/interop $(SPARK_40) \
 	  $(OLDEST:%=tests/unit/test_%.py) $(ARGS)
 
 # What is long, and what chance decides, for many rounds; `test` runs the latter for a few. Longer still:
 # `make test-rounds SEQUENCES=5000 KEYS=200 RACES=200 QUERIES=2000 REPLICAS=100 OUTCOMES=100 PREDICATES=300 SAMPLE=all`.
 SEQUENCES = 60
-QUERIES = 300
+QUERIES = 200
 KEYS = 10
 RACES = 20
 REPLICAS = 1
