@@ -119,21 +119,22 @@ def delete(storage: Storage, publish_id: str) -> None:
     storage.delete(_path(storage, publish_id))
 
 
-def refuse_foreign(storage: Storage, wait_seconds: float = 0.0) -> None:
+def refuse_foreign(storage: Storage, wait_seconds: float = 0.0) -> bool:
     """Refuse to write beside a record that isn't ours, after giving its writer time to finish.
 
-    So is a change of the schema by a newer engine, which leaves its files and a branch meanwhile.
+    A change of the schema by a newer engine counts as one: it leaves its files and a branch
+    meanwhile. Returns whether it waited; what was read before is old then.
 
     Raises:
         RecoveryPendingError: the engine's, or an unreadable, record stays; its file is named and
             kept.
         StorageError: the store failed.
     """
-    end = time.monotonic() + wait_seconds
+    end, waited = time.monotonic() + wait_seconds, False
     while True:
         records = foreign(storage)
         if not records:
-            return
+            return waited
         if time.monotonic() >= end:
             raise RecoveryPendingError(
                 f"The graph has an unfinished write of another engine ({records[0]})",
@@ -146,6 +147,7 @@ def refuse_foreign(storage: Storage, wait_seconds: float = 0.0) -> None:
                 ),
             )
         backoff.poll(_POLL_SECONDS)
+        waited = True
 
 
 def foreign(storage: Storage) -> list[str]:

@@ -77,9 +77,9 @@ def create_branch(
     if name == layout.MAIN:
         raise OptionError("main is there already", expected="another name")
     origin = refs.identifier_of(storage, from_ref.branch)
-    open_for_writing(storage, from_ref.branch, origin)
-    crash_records.refuse_foreign(storage, grace_seconds)
-    parent = open_for_writing(storage, from_ref.branch, origin)  # what was waited for is in it
+    parent = open_for_writing(storage, from_ref.branch, origin)
+    if crash_records.refuse_foreign(storage, grace_seconds):
+        parent = open_for_writing(storage, from_ref.branch, origin)
     version = int(parent.version) if from_ref.version is None else from_ref.version
     names = [branch.name for branch in refs.list_branches(storage)]
     if name in names:

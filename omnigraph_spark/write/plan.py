@@ -373,7 +373,8 @@ def head(storage: Storage, options: WriteOptions) -> Snapshot:
     if layout.lance_branch(branch) is not None:
         refuse_moved(storage, branch, manifest)
     schema_lock.recover(storage, options.orphan_grace_seconds)
-    crash_records.refuse_foreign(storage, options.orphan_grace_seconds)
+    if crash_records.refuse_foreign(storage, options.orphan_grace_seconds):
+        manifest = open_manifest(storage, branch)
     if branch != options.branch:
         return replace(origin, branch=options.branch, graph_version=_NO_BRANCH)
     rows = read_rows(manifest)
