@@ -247,6 +247,21 @@ def test_an_engines_write_that_ends_in_time_is_waited_for(
     assert {one.kind for one in check(social)} <= {MOVED_BRANCH}
 
 
+def test_a_branch_that_waited_for_another_writer_has_its_rows(
+    social: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = "__recovery/01M8JH8RQMHNM9RTTVWPQX9Z2D.json"
+    social.put(record, b'{"schema_version": 9}')
+
+    def ends(seconds: float) -> None:
+        social.delete(record)
+        write(social, {PERSON: ["theirs"]}, new={})
+
+    monkeypatch.setattr(backoff, "poll", ends)
+    manage.create_branch(social, "b", refs.named(social, "main"), 60)
+    assert "theirs" in branches.ids_at(social, PERSON, "b")
+
+
 def test_a_dead_writers_tables_are_taken_back_and_that_is_published(graph: Storage) -> None:
     write_and_die(graph, "commit.tables_done", {PERSON: ["dead"], KNOWS: ["dead"]})
     assert [info.path.split("/")[0] for info in graph.list("__writers")] == ["__writers"]
