@@ -94,8 +94,8 @@ def _publish_first() -> None:
             target.table_key, target.location, None, before, before + 1, kept + added, added, 0
         )
 
-    def now(storage: Any, request: Any) -> Published:
-        done = publish(storage, request)
+    def now(*asked: Any) -> Published:
+        done = publish(*asked)
         while held:
             commit_table(*held.pop(0))
         return done
@@ -191,11 +191,11 @@ def _no_txn() -> None:
 
 def _annotate_blindly() -> None:
     def steps(manifest: Any) -> None:
-        migrations.faults.point("migrate.before_annotation")
+        migrations._faults.point("migrate.before_annotation")
         manifest.update_field_metadata({"object_id": {PRIMARY_KEY_ANNOTATION: "true"}})
-        migrations.faults.point("migrate.before_stamp")
+        migrations._faults.point("migrate.before_stamp")
         manifest.update_schema_metadata({formats.STAMP_KEY: "2"})
-        migrations.faults.point("migrate.after_stamp")
+        migrations._faults.point("migrate.after_stamp")
 
     migrations._v1_to_v2 = steps
 
