@@ -29,14 +29,8 @@ _BLOB_ROWS = 16
 """Blobs are not part of the data files, so that nothing tells their size before they are read."""
 _IDS = ("id", "src", "dst")
 _ID_BYTES = 32.0
-LEAST_SHARE = 1 / 16
-"""So partitions get at most 16 times as large for the columns that their scans leave out.
-
-A task costs 0.2 s on Spark 4.0, as much as some 10 MB of numbers: where `maxPartitionBytes` is 128
-MiB, none reads less than 8 MB for it.
-"""
-INDEX_SHARE = 0.25
-"""So partitions get four times as large where an index finds their rows."""
+LEAST_SHARE = 0.25
+"""So partitions get at most four times as large for what their scans leave out."""
 
 
 def batch_rows(fragments: Sequence[LanceFragment], stored: pa.Schema, names: Sequence[str]) -> int:
@@ -74,7 +68,7 @@ def _sampled_bytes(fragments: Sequence[LanceFragment], names: Sequence[str]) -> 
 
 
 def column_share(stored: pa.Schema, names: Sequence[str]) -> float:
-    """Return about what part of a table some columns are, a 16th at least; on the driver.
+    """Return about what part of a table some columns are, a quarter at least; on the driver.
 
     A scan of two columns of twenty reads little of each file: with partitions cut by the size of
     the files it would be many tasks that do next to nothing. A column that may be of any size (but

@@ -22,7 +22,7 @@ from omnigraph_spark.read import filters, plan
 from omnigraph_spark.read.batch_size import (
     AHEAD_BYTES,
     BATCH_BYTES,
-    INDEX_SHARE,
+    LEAST_SHARE,
     batch_rows,
     column_share,
 )
@@ -263,7 +263,7 @@ class OmnigraphReader(DataSourceReader):
         if where is None:
             return column_share(dataset.schema, self._names(key))
         # Each task would ask the index again. Without one, a filter reads columns of its own.
-        return INDEX_SHARE if plan.index_answers(dataset, where) else 1.0
+        return LEAST_SHARE if plan.index_answers(dataset, where) else 1.0
 
     def _names(self, key: str) -> list[str]:
         """Return the columns that are scanned of a table."""

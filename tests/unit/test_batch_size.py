@@ -91,9 +91,9 @@ def test_blobs_come_few_at_a_time() -> None:
     [
         (["id", "n", "text", "vector"], 1.0),
         (["id", "n", "vector"], (32 + 8 + 1024) / (32 + 8 + 32 + 1024)),
-        (["id", "n"], 1 / 16),
+        (["id", "n"], 0.25),
         (["n", "text"], 1.0),
-        ([], 1 / 16),
+        ([], 0.25),
     ],
 )
 def test_columns_are_about_their_part_of_the_bytes_and_text_may_be_all_of_them(
