@@ -16,9 +16,8 @@ from typing import Any
 from omnigraph_spark import _faults
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import cleanup
-from omnigraph_spark.manifest import crash_records, formats, known_types, migrations, publisher
+from omnigraph_spark.manifest import crash_records, known_types, migrations, publisher
 from omnigraph_spark.manifest.publisher import Published
-from omnigraph_spark.manifest.rows import PRIMARY_KEY_ANNOTATION
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.merge import merging
 from omnigraph_spark.refs import branches, forks, ref_files, refs
@@ -190,14 +189,7 @@ def _no_txn() -> None:
 
 
 def _annotate_blindly() -> None:
-    def steps(manifest: Any) -> None:
-        migrations._faults.point("migrate.before_annotation")
-        manifest.update_field_metadata({"object_id": {PRIMARY_KEY_ANNOTATION: "true"}})
-        migrations._faults.point("migrate.before_stamp")
-        manifest.update_schema_metadata({formats.STAMP_KEY: "2"})
-        migrations._faults.point("migrate.after_stamp")
-
-    migrations._v1_to_v2 = steps
+    _put(migrations, _annotated=lambda _: [])
 
 
 def _any_stamp() -> None:
