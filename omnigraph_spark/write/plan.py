@@ -374,7 +374,7 @@ def head(storage: Storage, options: WriteOptions) -> Snapshot:
         refuse_moved(storage, branch, manifest)
     schema_lock.recover(storage, options.orphan_grace_seconds)
     if crash_records.refuse_foreign(storage, options.orphan_grace_seconds):
-        manifest = open_manifest(storage, branch)
+        return head(storage, options)  # what was read before the wait is old now
     if branch != options.branch:
         return replace(origin, branch=options.branch, graph_version=_NO_BRANCH)
     rows = read_rows(manifest)

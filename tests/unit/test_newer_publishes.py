@@ -42,6 +42,7 @@ from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
 from omnigraph_spark.write.commit.table_head import StartOver
+from omnigraph_spark.write.plan import head
 from tests.format_checker import check_graph
 from tests.support import branches, graphs, writes
 from tests.support.writes import KNOWS, PERSON, ids, new_graph, orphan, write, write_and_die
@@ -247,9 +248,9 @@ def test_an_engines_write_that_ends_in_time_is_waited_for(
     assert {one.kind for one in check(social)} <= {MOVED_BRANCH}
 
 
-def test_a_branch_that_waited_for_another_writer_has_its_rows(
-    social: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def rival(social: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another engine's write, under way; it lands during the first wait for it."""
     record = "__recovery/01M8JH8RQMHNM9RTTVWPQX9Z2D.json"
     social.put(record, b'{"schema_version": 9}')
 
@@ -258,8 +259,21 @@ def test_a_branch_that_waited_for_another_writer_has_its_rows(
         write(social, {PERSON: ["theirs"]}, new={})
 
     monkeypatch.setattr(backoff, "poll", ends)
+
+
+@pytest.mark.usefixtures("rival")
+def test_a_branch_that_waited_for_another_writer_has_its_rows(social: Storage) -> None:
     manage.create_branch(social, "b", refs.named(social, "main"), 60)
     assert "theirs" in branches.ids_at(social, PERSON, "b")
+
+
+@pytest.mark.usefixtures("rival")
+@pytest.mark.parametrize("ref", [{}, {"branch": "b", "branchFrom": "main"}], ids=["main", "new"])
+def test_a_write_that_waited_for_another_writer_is_planned_on_its_rows(
+    social: Storage, ref: dict[str, str]
+) -> None:
+    options = writes.write_options(social, **ref, orphanGraceSeconds="60")
+    assert head(social, options).version(PERSON) == load(social).version(PERSON)
 
 
 def test_a_dead_writers_tables_are_taken_back_and_that_is_published(graph: Storage) -> None:
