@@ -124,7 +124,7 @@ class BranchNotFoundError(OmnigraphError):
         return cls(
             f"The graph has no branch {branch[:80]!r}",
             expected=", ".join(names[:60]),
-            hint=did_you_mean(branch, names),
+            hint=did_you_mean(branch, names, "OmniGraph.create_branch makes a branch"),
         )
 
 

@@ -123,6 +123,10 @@ def mistakes(graph: OmniGraph) -> dict[str, Mistake]:
             "OmniGraph": do.bulk(branch="dve"), "read": do.read(table="Person", branch="dve"),
             "merge": lambda: graph.merge("dve"), "delete_branch": lambda: graph.delete_branch("dve"),
         }),
+        "branch that isn't made yet": (BranchNotFoundError, "create_branch makes a branch", {
+            "df.write": do.write(branch="xyz"), "SQL": do.sql(ROW, branch="xyz", branchFrom="main"),
+            "OmniGraph": do.bulk(branch="xyz"), "read": do.read(table="Person", branch="xyz"),
+        }),
         "branch, version or tag": (VersionNotFoundError, "Did you mean dev", {
             "diff": lambda: graph.diff("main", "dve"),
             "create_branch": lambda: graph.create_branch("x", "dve"),
