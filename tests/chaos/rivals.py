@@ -5,8 +5,10 @@ They run inside the writer's process, through handles of their own, and are pick
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from omnigraph_spark import _faults
@@ -120,6 +122,30 @@ class Unanswered(Step):
 
         version = int(lance.dataset(self.dataset).version) + (not self.landed)
         raise OSError(f"Commit result for version {version} is unknown (injected)")
+
+
+@dataclass
+class Sign(Step):
+    """Makes a file that `Wait` waits for."""
+
+    path: str = ""
+
+    def act(self) -> None:
+        Path(self.path).touch()
+
+
+@dataclass
+class Wait(Step):
+    """Waits for a file, at most 60 s, then for some seconds more."""
+
+    path: str = ""
+    seconds: float = 0.0
+
+    def act(self) -> None:
+        deadline = time.monotonic() + 60
+        while not Path(self.path).exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(self.seconds)
 
 
 @dataclass

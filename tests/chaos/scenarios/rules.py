@@ -14,6 +14,7 @@ from tests.chaos import jobs, rows
 from tests.chaos.lab import Lab
 from tests.chaos.launcher import Setup
 from tests.chaos.ledger import ACKNOWLEDGED
+from tests.chaos.rivals import Sign, Wait
 from tests.chaos.scenarios.tasks import _race
 
 
@@ -114,9 +115,13 @@ def put_auto_cleanup(setup: Setup, graph: str) -> None:
 
 
 def patience(lab: Lab) -> None:
-    """A slow writer that gives signs of life isn't healed over within six graces (rules 16, 17)."""
+    """A slow writer that gives signs of life isn't healed over within six graces (rules 16, 17).
+
+    It stays slow for three graces from when the other writer begins to look, however late that is.
+    """
     for number in range(lab.size(2, 20)):
         case = lab.case(f"slow-{number}", grace=1.0).make()
+        looks = f"{case.folder}/looks"
         live = case.start(
             jobs.write_once,
             case.graph,
@@ -124,10 +129,12 @@ def patience(lab: Lab) -> None:
             "append",
             case.options,
             writer="live",
-            faults={"commit.before_publish": "stall:2.5"},
+            faults={"commit.before_publish": Wait(path=looks, seconds=3.0)},
         )
         case.wait_for_a_commit(rows.PERSON)
-        outcome = case.write({rows.PERSON: 2}, writer="other")
+        outcome = case.write(
+            {rows.PERSON: 2}, writer="other", faults={"commit.record_written": Sign(path=looks)}
+        )
         lab.expect(live.end() == outcome == ACKNOWLEDGED, "17", f"the other writer: {outcome}")
         kinds = case.operations(rows.PERSON)
         lab.expect("Restore" not in kinds, "17", f"a live writer was restored over: {kinds}")
