@@ -21,6 +21,7 @@ from omnigraph_spark.errors import OmnigraphError, OptionError
 from omnigraph_spark.narrowing import needs, predicates, trees
 from omnigraph_spark.read import plan
 from omnigraph_spark.read.filters import Predicate
+from omnigraph_spark.read.partial_aggregate import PartialAggregate
 from omnigraph_spark.spark import catalog, loading
 from omnigraph_spark.spark.frame_schema import METADATA_COLUMNS
 from omnigraph_spark.spark.reader import Pushed
@@ -37,6 +38,11 @@ MOST_SORTED = 1_000
 """The first rows of an order that a scan finds by itself; Lance holds them, and looks them up."""
 MOST_CASES = 64
 """Tables whose rows are counted, by `_table`, without reading any."""
+
+_INTEGERS = ("byte", "short", "integer", "long")
+_SUMS = ("double", *_INTEGERS)
+_KEYS = ("boolean", "date", "string", "timestamp", "timestamp_ntz", *_INTEGERS)
+_SHORT_NAMES = ("tinyint", "smallint", "int", "bigint")
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +70,8 @@ class ScanReport:
         limit: As many rows are enough, None for all.
         order: The columns that those rows are the first by, in each scan; empty for any rows.
         rows: Rows at most, from the tables' metadata.
+        partial: What is aggregated of them where they are read, such as `sum(price)`; the rows are
+            grouped by the other columns. None where Spark gets the rows themselves.
     """
 
     table: str
@@ -72,6 +80,7 @@ class ScanReport:
     limit: int | None
     rows: int
     order: tuple[str, ...] = ()
+    partial: str | None = None
 
     def __str__(self) -> str:
         where = "; ".join(dict.fromkeys(_short(predicate) for predicate in self.filters.values()))
@@ -81,6 +90,7 @@ class ScanReport:
             f"order by {', '.join(self.order)}" if self.order else "",
             "" if self.limit is None else f"limit {self.limit}",
             f"of {self.rows} rows",
+            "" if self.partial is None else f"partly aggregated: {self.partial or 'distinct rows'}",
         ]
         return " ".join(part for part in parts if part)
 
@@ -212,12 +222,16 @@ class _Narrowing:
             counted = self._counted(known, bool(columns))
             if counted is not None:
                 return counted
-        if plain and len(columns) == len(names):
-            return None
         positions = [position for position in range(len(names)) if position in columns] or [
             _cheapest(scan.schema)
         ]
         schema = StructType([scan.schema.fields[position] for position in positions])
+        functions = uses[0].functions if len(uses) == 1 else None
+        if functions is not None and pushed.limit is None:
+            by_name = {names[position]: function for position, function in functions.items()}
+            pushed = replace(pushed, partial=_partial(schema, by_name))
+        if plain and len(columns) == len(names) and pushed.partial is None:
+            return None
         return self._scanned(known, schema, pushed)
 
     def _know(self, number: int) -> _Known | None:
@@ -360,6 +374,7 @@ class _Narrowing:
             pushed.limit,
             sum(scan.expected_rows for scans in load.planned for scan in scans),
             tuple(str(key) for key in pushed.order or ()),
+            None if pushed.partial is None else str(pushed.partial),
         )
         source = known.source.with_load(load)
         return self._query.scan_of(known.scan, source, schema, f"omnigraph {report}"), report
@@ -393,6 +408,22 @@ def _table_of(counts: Mapping[str, int]) -> Any:
         end += counts[key]
         chosen = chosen.when(sf.col("id") < end, key)
     return sf.lit(keys[-1]) if chosen is sf else chosen.otherwise(keys[-1])
+
+
+def _partial(schema: StructType, functions: Mapping[str, str]) -> PartialAggregate | None:
+    """Return what a scan can aggregate of a frame's columns exactly as Spark does.
+
+    Not by a column of floats, whose NaN and zeros Spark takes for equal, or one with parts; nor the
+    sum of floats of 32 bits, which Spark adds up in 64.
+    """
+    for field in schema.fields:
+        kind = field.dataType.typeName()
+        allowed = _SUMS if functions.get(field.name) == "sum" else _KEYS
+        if kind not in allowed or field.dataType.simpleString() not in (kind, *_SHORT_NAMES):
+            return None
+    return PartialAggregate(
+        tuple((name, functions[name]) for name in schema.names if name in functions)
+    )
 
 
 def _cheapest(schema: StructType) -> int:

@@ -72,6 +72,9 @@ class Use:
         limit: As many rows are enough, None for all.
         order: Those rows are the first in this order, None for any rows.
         joins: Joins that throw away rows of the scan whose column (by place) has no partner.
+        kept: Places of the columns that filters and projections over the scan look into.
+        functions: Where the rows are only aggregated, and equal rows count as one but for sums:
+            `sum`, `min` or `max` by place, for columns that nothing else looks into.
     """
 
     output: Mapping[int, int]
@@ -80,6 +83,8 @@ class Use:
     limit: int | None = None
     order: Order | None = None
     joins: list[Partner] = field(default_factory=list)
+    kept: set[int] = field(default_factory=set)
+    functions: Mapping[int, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -184,7 +189,13 @@ class _Walk:
 
 def _next(node: Tree, chain: _Chain) -> _Chain | None:
     """Return the chain with one more node on top, None where it ends."""
+    if node.kind == "Aggregate":
+        chain.use.functions = None if chain.limited or chain.order else _functions(node, chain)
+        return None
     if node.kind == "Project":
+        for column in within(node.fields["projectList"]):
+            if attribute(column.children[0] if column.kind == "Alias" else column) is None:
+                chain.use.kept |= _places(column, chain.places)
         return replace(chain, places=_renamed(node, chain.places))
     if node.kind == "Sort" and not chain.limited:
         order = _order(node, chain.places)
@@ -192,6 +203,7 @@ def _next(node: Tree, chain: _Chain) -> _Chain | None:
     if node.kind == "Filter" and not chain.limited:
         (condition,) = within(node.fields["condition"])
         chain.use.conditions.append((condition, chain.places))
+        chain.use.kept |= _places(condition, chain.places)
         return chain
     if node.kind in _LIMITS:
         (count,) = within(node.fields["limitExpr"])
@@ -202,6 +214,56 @@ def _next(node: Tree, chain: _Chain) -> _Chain | None:
         chain.use.order = chain.order
         return replace(chain, limited=True)
     return None
+
+
+def _places(expression: Tree, places: Mapping[int, int]) -> set[int]:
+    """Return the places of the columns that an expression names, those of its subqueries too."""
+    found: set[int] = set()
+    waiting = [expression]
+    while waiting:
+        one = waiting.pop()
+        id_ = attribute(one)
+        if id_ is not None and id_ in places:
+            found.add(places[id_])
+        waiting += [*one.children, *one.inner()]
+    return found
+
+
+def _functions(aggregate: Tree, chain: _Chain) -> dict[int, str] | None:
+    """Return the functions of an aggregate by place, None where it counts equal rows otherwise."""
+    places, kept = chain.places, set(chain.use.kept)
+    functions: dict[int, set[str]] = {}
+    waiting = [*within(aggregate.fields["aggregateExpressions"])]
+    for key in within(aggregate.fields["groupingExpressions"]):
+        kept |= _places(key, places)
+    while waiting:
+        one = waiting.pop()
+        if one.kind != "AggregateExpression":
+            id_ = attribute(one)
+            kept |= {places[id_]} if id_ is not None and id_ in places else set()
+            waiting += [*one.children, *one.inner()]
+            continue
+        function = one.children[0]
+        id_ = attribute(function.children[0]) if function.children else None
+        place = None if id_ is None else places.get(id_)
+        plain = place is not None and len(one.children) == 1 and not one.fields["isDistinct"]
+        if plain and function.kind in _PARTIAL:
+            assert place is not None
+            functions.setdefault(place, set()).add(_PARTIAL[function.kind])
+        elif one.fields["isDistinct"] or function.kind in ("Min", "Max"):
+            kept |= _places(one, places)
+        else:
+            return None
+    if any("sum" in asked and (len(asked) > 1 or at in kept) for at, asked in functions.items()):
+        return None
+    return {
+        at: next(iter(asked))
+        for at, asked in functions.items()
+        if len(asked) == 1 and at not in kept
+    }
+
+
+_PARTIAL = {"Sum": "sum", "Min": "min", "Max": "max"}
 
 
 def _order(sort: Tree, places: Mapping[int, int]) -> Order | None:

@@ -27,6 +27,7 @@ from omnigraph_spark.read.batch_size import (
     column_share,
 )
 from omnigraph_spark.read.order import SortKey
+from omnigraph_spark.read.partial_aggregate import PartialAggregate, Reducer
 from omnigraph_spark.read.plan import fragments_of, opened
 from omnigraph_spark.spark import spark_types
 from omnigraph_spark.spark.frame_schema import FrameColumns
@@ -46,11 +47,13 @@ class Pushed:
         predicates: Per table key what its rows must satisfy; a key that is missing: all rows.
         limit: As many rows are enough, the first ones in order; None for all.
         order: Where it is given, each scan gives its own first rows by it; it is of stored columns.
+        partial: What Spark aggregates of the rows anyway, None where it is to get them all.
     """
 
     predicates: Mapping[str, filters.Predicate] = field(default_factory=dict)
     limit: int | None = None
     order: tuple[SortKey, ...] | None = None
+    partial: PartialAggregate | None = None
 
 
 class OmnigraphInputPartition(InputPartition):
@@ -102,10 +105,12 @@ class OmnigraphReader(DataSourceReader):
         self._predicates: dict[str, filters.Predicate] = dict.fromkeys(self._entries, True)
         self._limit: int | None = None
         self._order: tuple[SortKey, ...] | None = None
+        self._partial: PartialAggregate | None = None
         self._planned = planned
         if pushed is not None:
             self._predicates |= pushed.predicates
             self._limit, self._order = pushed.limit, pushed.order
+            self._partial = pushed.partial
             return
         if options.push_down_filters and hasattr(DataSourceReader, "pushFilters"):
             self.pushFilters = _PushFilters(self)  # type: ignore[method-assign,assignment]
@@ -198,6 +203,7 @@ class OmnigraphReader(DataSourceReader):
         target = spark_types.arrow_schema(self._schema)
         names = self._names(scan.table_key)
         where = self._filter(scan.table_key)
+        reducer = Reducer(self._partial)
         count = 0
         with translated(f"Reading {scan.table_key} of {self._storage.root}"):
             dataset = opened(self._storage, scan)
@@ -205,7 +211,8 @@ class OmnigraphReader(DataSourceReader):
             for batch in self._scanner(dataset, scan, names, where, most).to_batches():
                 count += batch.num_rows
                 if batch.num_rows:
-                    yield self._framed(batch, target, scan.table_key, stored)
+                    framed = self._framed(batch, target, scan.table_key, stored)
+                    yield reducer.reduced(framed)
         expected = scan.expected_rows if most is None else min(most, scan.expected_rows)
         if not self._looks_at_all(scan.table_key) and count != expected:
             raise StorageError(

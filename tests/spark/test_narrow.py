@@ -74,6 +74,45 @@ def test_a_scan_reads_the_columns_rows_and_counts_that_the_query_needs(graph: Om
 
 
 @pytest.mark.parametrize(
+    ("query", "partial", "most"),
+    [
+        ("SELECT sum(age), max(age + 1) FROM {p}", None, ROWS),
+        ("SELECT sum(w) FROM {k}", "sum(w)", 12),
+        ("SELECT sum(w) + 1 AS s, min(src), max(dst) FROM {k}", "min(src), max(dst), sum(w)", 12),
+        ("SELECT age, max(name) FROM {p} GROUP BY age", "max(name)", 90 * 12),
+        ("SELECT DISTINCT age FROM {p}", "", 90 * 12),
+        ("SELECT count(DISTINCT age) FROM {p} WHERE age > 80", "", 9 * 12),
+        ("SELECT age, sum(length(name)) FROM {p} GROUP BY age", None, ROWS),
+        ("SELECT sum(w), count(src) FROM {k}", None, ROWS),
+        ("SELECT _table, max(age), sum(w) FROM {g} GROUP BY _table", "max(age), sum(w)", 24),
+        ("SELECT DISTINCT id FROM {p}", "", ROWS),
+    ],
+)
+def test_sums_extremes_and_distinct_rows_come_partly_aggregated(
+    graph: OmniGraph, query: str, partial: str | None, most: int
+) -> None:
+    graph.table("Person").createOrReplaceTempView("partial_p")
+    graph.table("Knows").createOrReplaceTempView("partial_k")
+    graph.graph().createOrReplaceTempView("partial_g")
+    plain = graph.spark.sql(query.format(p="partial_p", k="partial_k", g="partial_g"))
+    made, (report,) = narrowed(plain)
+    assert report.partial == partial
+    assert sorted(map(repr, made.collect())) == sorted(map(repr, plain.collect()))
+    assert _rows_read(made) <= most
+
+
+def _rows_read(frame: DataFrame) -> int:
+    """How many rows the scans of a frame give to Spark."""
+    leaves = frame._jdf.queryExecution().executedPlan().collectLeaves()
+    scans = [leaves.apply(at) for at in range(leaves.size())]
+    if scans[0].getClass().getSimpleName().startswith("AdaptiveSparkPlan"):
+        inner = scans[0].executedPlan().collectLeaves()
+        scans = [inner.apply(at) for at in range(inner.size())]
+    counts = [scan.metrics().get("numOutputRows") for scan in scans]
+    return sum(int(one.get().value()) for one in counts if one.isDefined())
+
+
+@pytest.mark.parametrize(
     ("sort", "by"),
     [
         ("age DESC, id", ("age DESC NULLS LAST", "id ASC NULLS FIRST")),

@@ -195,6 +195,36 @@ def _grouped(make: _Maker) -> str:
     return f"SELECT {', '.join(chosen)} FROM {{{table}}} a{make.where(table, 'a')}{grouped}{having}"
 
 
+_NUMBERS = {"p": ("age", "big", "score"), "k": ("since", "weight"), "c": ("size",)}
+
+
+def _summed(make: _Maker) -> str:
+    """Sums, least and greatest values, and what is distinct: what a scan can aggregate in part."""
+    table = make.dice.choice("pkc")
+    number = f"a.{make.dice.choice(_NUMBERS[table])}"
+    key = make.key(table, "a")
+    chosen = make.dice.choice(
+        (
+            f"sum({number}) AS s",
+            f"sum({number}) + 1 AS s, max({key}) AS m",
+            f"sum({number}) AS s, min({number}) AS m",
+            f"min({key}) AS l, max({key}) AS m",
+            f"count(DISTINCT {key}) AS n, sum({number}) AS s",
+            f"sum(DISTINCT {number}) AS s, max({key}) AS m",
+            f"sum({number}) AS s, count({key}) AS n",
+            f"max({key}) FILTER (WHERE {make.leaf(table, 'a')}) AS m, sum({number}) AS s",
+            f"sum({number}) FILTER (WHERE {make.leaf(table, 'a')}) AS s",
+            f"sum({number}) AS s, max(length(cast({key} AS string))) AS m",
+        )
+    )
+    grouping = make.dice.choice(("", make.key(table, "a"), make.key(table, "a"), f"{key} IS NULL"))
+    shown = f"{grouping} AS k, {chosen}" if grouping else chosen
+    having = " HAVING max(a.id) > 'c'" if grouping and make.dice.random() < 0.2 else ""
+    grouped = f" GROUP BY {grouping}" if grouping else ""
+    inner = f"SELECT {shown} FROM {{{table}}} a{make.where(table, 'a')}{grouped}{having}"
+    return make.dice.choice((inner, inner, f"{inner} UNION ALL {inner}"))
+
+
 def _joined(make: _Maker) -> str:
     how = make.dice.choice(_JOINS)
     on = make.dice.choice(
@@ -380,6 +410,8 @@ _SHAPES: tuple[Callable[[_Maker], str], ...] = (
     _select,
     _grouped,
     _grouped,
+    _summed,
+    _summed,
     _joined,
     _joined,
     _self_joined,

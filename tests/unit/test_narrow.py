@@ -164,6 +164,64 @@ def test_the_other_side_of_a_join_is_followed_through_filters_and_projections() 
     assert [(one.place, one.key) for one in found[0][0].joins] == [(0, 10)]
 
 
+def aggregate(child: Flat, keys: Sequence[Flat], *columns: Flat) -> Flat:
+    return node("Aggregate", [child], groupingExpressions=[*keys], aggregateExpressions=[*columns])
+
+
+def function(kind: str, of: Flat, distinct: bool = False, only: Flat | None = None) -> Flat:
+    prefix = f"{_EXPRESSION}aggregate."
+    inner = [node(prefix + kind, [of])] + ([] if only is None else [only])
+    made = node(prefix + "AggregateExpression", inner, isDistinct=distinct)
+    return alias(99, made)
+
+
+_AGE, _NAME = column(1), column(2, "string")
+
+
+@pytest.mark.parametrize(
+    ("plan", "functions"),
+    [
+        (aggregate(scan(), [], function("Sum", _AGE)), {1: "sum"}),
+        (aggregate(scan(), [_NAME], _NAME, function("Sum", _AGE)), {1: "sum"}),
+        (aggregate(project(scan(), _NAME, _AGE), [_NAME], function("Min", _AGE)), {1: "min"}),
+        (aggregate(scan(), [_NAME], _NAME), {}),
+        (aggregate(scan(), [], function("Count", _AGE, distinct=True)), {}),
+        (aggregate(scan(), [], function("Min", _AGE), function("Max", _AGE)), {}),
+        (aggregate(scan(), [_AGE], function("Max", _AGE)), {}),
+        (aggregate(scan(), [], function("Max", node("Abs", [_AGE]))), {}),
+        (aggregate(scan(), [], function("Max", _AGE, only=node("IsNull", [_NAME]))), {}),
+        (aggregate(where(scan(), node("IsNull", [_NAME])), [], function("Sum", _AGE)), {1: "sum"}),
+        (aggregate(where(scan(), node("IsNull", [_AGE])), [], function("Max", _AGE)), {}),
+        (aggregate(project(scan(), alias(50, _AGE)), [], function("Sum", column(50))), {1: "sum"}),
+    ],
+)
+def test_what_only_distinct_rows_and_sums_count_for_is_aggregated_in_part(
+    plan: Flat, functions: dict[int, str]
+) -> None:
+    assert only(plan).functions == functions
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        aggregate(scan(), [], function("Count", _AGE)),
+        aggregate(scan(), [], function("Average", _AGE)),
+        aggregate(scan(), [], function("Sum", node("Abs", [_AGE]))),
+        aggregate(scan(), [], function("Sum", _AGE), function("Max", _AGE)),
+        aggregate(scan(), [_AGE], function("Sum", _AGE)),
+        aggregate(scan(), [], function("Sum", _AGE, only=node("IsNull", [_NAME]))),
+        aggregate(scan(), [], function("Sum", _AGE), function("Count", _NAME)),
+        aggregate(where(scan(), node("IsNull", [_AGE])), [], function("Sum", _AGE)),
+        aggregate(project(scan(), alias(50, node("Abs", [_AGE])), _AGE), [], function("Sum", _AGE)),
+        aggregate(limit(3, scan()), [], function("Sum", _AGE)),
+        aggregate(node("Novel", [scan()]), [], function("Sum", _AGE)),
+        project(scan(), _AGE),
+    ],
+)
+def test_where_every_row_counts_none_is_aggregated(plan: Flat) -> None:
+    assert only(plan).functions is None
+
+
 def _read(condition: Flat, zone: str = "UTC") -> tuple[Any, bool]:
     reader = Reader({"node:P": FIELDS}, None, NAMES, zone)
     places = {place: place for place in range(len(NAMES))}
