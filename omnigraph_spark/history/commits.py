@@ -291,7 +291,7 @@ def _make_branch(storage: Storage, branch: str) -> None:
     fork = fork_of(storage, branch)
     name = layout.lance_branch(branch)
     if fork is None or name is None:
-        raise BranchNotFoundError(f"The graph has no branch {branch[:80]!r}")
+        raise BranchNotFoundError.named(branch, [layout.MAIN])
     if not storage.has_dataset(COMMITS.location, fork.parent):
         _inherited_head(storage, branch)
     with append_log.naming_repair(COMMITS.location):

@@ -75,6 +75,27 @@ def test_ids_and_ends_of_other_types_are_packed_as_the_text_that_a_table_stores(
     assert read(spark, tmp_path / "g", table="edge:Knows").count() == 0
 
 
+def test_ids_of_other_types_become_text_on_a_branch_and_in_a_transaction(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    graph = OmniGraph.for_path(spark, str(tmp_path / "g"))
+
+    def person(number: int) -> dict[str, DataFrame]:
+        return {"node:Person": spark.sql(f"SELECT {number} AS id, 1 AS n")}
+
+    graph.write(person(1))
+    write(pack(person(2)), tmp_path / "g", branch="dev", branchFrom="main")
+    graph.write(person(3), branch="dev")
+    with graph.transaction(branch="dev") as t:
+        t.write(person(4))
+        write(pack(person(5)), tmp_path / "g", **t.options)
+    found = [
+        {row.id for row in read(spark, tmp_path / "g", table="Person", branch=branch).collect()}
+        for branch in ("main", "dev")
+    ]
+    assert found == [{"1"}, {"1", "2", "3", "4", "5"}]
+
+
 @pytest.mark.parametrize("column", ["id", "src"])
 def test_ids_and_ends_that_are_never_text_are_refused_by_column_when_they_are_packed(
     spark: SparkSession, column: str

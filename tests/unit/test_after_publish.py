@@ -164,36 +164,52 @@ AFTER = [
 ]
 
 
+def failing_once(
+    patch: pytest.MonkeyPatch, call: str, act: Callable[[int], object], numbers: range
+) -> Iterator[tuple[int, str, bool]]:
+    """Do it again and again while a call to the store fails: the first, or a later one.
+
+    Yields the number of the call, whether what was done is `done`, `unknown` or `denied`, and
+    whether that call was reached at all. Between two attempts the store works.
+    """
+    real, calls, failing = getattr(Storage, call), [0], [0]
+
+    def fails(self: Storage, *rest: Any, **more: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == failing[0]:
+            raise StorageError("503 Slow Down (injected)")
+        return real(self, *rest, **more)
+
+    patch.setattr(Storage, call, fails)
+    for number in numbers:
+        calls[0], failing[0] = 0, number
+        try:
+            act(number)
+            ended = "done"
+        except PublishOutcomeUnknown:
+            ended = "unknown"
+        except StorageError:
+            ended = "denied"
+        reached, failing[0] = calls[0] >= number, 0
+        yield number, ended, reached
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("made", [6], indirect=True)
 @pytest.mark.parametrize("call", ["put", "get", "_open"])
 def test_an_added_table_is_denied_only_where_it_is_certainly_missing(
     graph: Storage, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """The store fails once, at one call after the other."""
     branches.delete_branch(graph, "b", GRACE)
-    real, calls = getattr(Storage, call), [0]
 
-    def fails(self: Storage, *rest: Any, **more: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == failing:
-            raise StorageError("503 Slow Down (injected)")
-        return real(self, *rest, **more)
+    def act(number: int) -> None:
+        properties.add_table(graph, write_options(graph), f"node:New{number}", "n INT")
 
-    monkeypatch.setattr(Storage, call, fails)
     ends = Counter[str]()
-    for failing in range(1, 80, 3):
-        calls[0], table = 0, f"node:New{failing}"
-        try:
-            properties.add_table(graph, write_options(graph), table, "n INT")
-            ended = "done"
-        except PublishOutcomeUnknown:
-            ended = "unknown"
-        except StorageError:
-            ended = "denied"
-        reached, calls[0] = calls[0] >= failing, 1000
+    for number, ended, reached in failing_once(monkeypatch, call, act, range(1, 80, 3)):
         ends[ended] += 1
-        assert (table in load(graph).tables) == (ended != "denied"), (failing, ended)
+        there = f"node:New{number}" in load(graph).tables
+        assert there == (ended != "denied"), (number, ended)
         repair(graph, dry_run=False, grace_seconds=GRACE)
         if not reached:
             break
@@ -264,37 +280,16 @@ REFS: dict[str, Callable[[Storage], object]] = {
 def test_a_ref_that_is_made_or_deleted_is_never_denied(
     graph: Storage, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """The store fails at one call after the other."""
     tags.create_tag(graph, "t", refs.named(graph, "main"))
-    real, calls = Storage._open, [0]
-
-    def fails(self: Storage, *rest: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == failing:
-            raise StorageError("503 Slow Down (injected)")
-        return real(self, *rest)
-
-    deletes, name = (
-        what.startswith("delete"),
-        {"branch": "b", "tag": "t"}[what.rsplit(maxsplit=1)[-1]],
-    )
-    name = name if deletes else "new"
-    monkeypatch.setattr(Storage, "_open", fails)
-    for failing in range(1, 60, 2):
-        calls[0] = 0
-        try:
-            REFS[what](graph)
-            ended = "done"
-        except PublishOutcomeUnknown:
-            ended = "unknown"
-        except StorageError:
-            ended = "failed"
-        reached, calls[0] = calls[0] >= failing, 1000
+    deletes = what.startswith("delete")
+    name = {"branch": "b", "tag": "t"}[what.rsplit(maxsplit=1)[-1]] if deletes else "new"
+    attempts = failing_once(monkeypatch, "_open", lambda _: REFS[what](graph), range(1, 60, 2))
+    for number, ended, reached in attempts:
         listed = name in [*names(graph), *(tag.name for tag in refs.list_tags(graph))]
-        if ended == "failed":
-            assert listed == deletes, f"call {failing}"
+        if ended == "denied":
+            assert listed == deletes, f"call {number}"
         if ended == "done":
-            assert listed != deletes, f"call {failing}"
+            assert listed != deletes, f"call {number}"
             if not reached:
                 return
         _restored(graph, what, listed)
