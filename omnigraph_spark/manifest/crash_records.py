@@ -203,21 +203,28 @@ def dead(storage: Storage, own_publish_id: str, grace_seconds: float) -> list[Cr
         RecoveryPendingError: as `refuse_foreign`, after the grace.
         StorageError: the store failed.
     """
-    records = [record for _, record in _all(storage)]
+    listed = storage.list(formats.of_graph(storage).records)
+    own = _path(storage, own_publish_id)
+    records = [record for _, record in _read(storage, [i for i in listed if i.path != own])]
     if None in records or formats.of_graph(storage).has_lineage:
         refuse_foreign(storage, grace_seconds)
-    ours = [record for record in records if record is not None]
-    now = next((r.renewed for r in ours if r.publish_id == own_publish_id), None)
+    now = next((info.last_modified for info in listed if info.path == own), None)
     if now is None:
         return []
     oldest = now - timedelta(seconds=grace_seconds)
-    return [r for r in ours if r.publish_id != own_publish_id and r.renewed < oldest]
+    return [record for record in records if record is not None and record.renewed < oldest]
 
 
 def _all(storage: Storage) -> list[tuple[ObjectInfo, CrashRecord | None]]:
     """Return what lies where our records do, None for what isn't one; what vanishes is left out."""
+    return _read(storage, storage.list(formats.of_graph(storage).records))
+
+
+def _read(
+    storage: Storage, listed: Iterable[ObjectInfo]
+) -> list[tuple[ObjectInfo, CrashRecord | None]]:
     entries: list[tuple[ObjectInfo, CrashRecord | None]] = []
-    for info in storage.list(formats.of_graph(storage).records):
+    for info in listed:
         text = storage.get(info.path)
         if text is not None:
             entries.append((info, _parsed(info, text)))

@@ -93,6 +93,8 @@ def name_added(
         CorruptManifestError, UnsupportedError: the files can't be changed by this version.
         StorageError: the store failed.
     """
+    if not any(properties.values()):
+        return
     of_rules, order = rules or {}, orders or {}
     schema = engine_schema.read(storage) or EngineSchema()
     properties = {

@@ -13,18 +13,18 @@ from tests.support.s3 import Bucket
 pytestmark = pytest.mark.long
 
 MOST: dict[str, tuple[int, int]] = {
-    "append": (118, 9),
+    "append": (114, 8),
     "load": (28, 1),
-    "append again": (56, 8),
+    "append again": (46, 6),
     "load again": (4, 1),
-    "load at a time": (40, 7),
-    "load at a version": (22, 4),
-    "make a branch": (106, 21),
-    "first append to a branch": (136, 29),
-    "append to a branch": (102, 19),
-    "load a branch": (30, 3),
-    "merge ten rows": (210, 40),
-    "cleanup of twelve tables": (282, 82),
+    "load at a time": (32, 4),
+    "load at a version": (17, 2),
+    "make a branch": (90, 17),
+    "first append to a branch": (94, 13),
+    "append to a branch": (70, 8),
+    "load a branch": (19, 1),
+    "merge ten rows": (176, 28),
+    "cleanup of twelve tables": (202, 62),
 }
 """(requests, opened datasets) by call, at most."""
 
