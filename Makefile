@@ -36,9 +36,7 @@ help:  ## list the targets
 demo: $(VENV)/.ready  ## read, copy and extend a real graph, and show it
 	@$(call in_venv,$(VENV)) docs/demo/demo.py
 
-# The exports are read by Spark once, on executors of their own, and by Spark 4.0 in `test-floors`.
 test: $(VENV)/.ready  ## the tests on the newest PySpark 4; the long ones are in test-rounds
-	$(call in_venv,$(VENV)) -m pytest tests/interop --spark-master 'local-cluster[2,1,1024]' $(ARGS)
 	$(call in_venv,$(VENV)) $(PYTEST) -m 'not long' --ignore=tests/interop/test_exports_spark.py --ignore=tests/engine $(ARGS)
 
 # Programs of the original engine, named by the environment or kept beside the project
@@ -47,7 +45,7 @@ ENGINE_TESTS = sample
 test-engine: $(VENV)/.ready  ## the original engine's programs on graphs of ours, and the other way round
 	OMNIGRAPH_ENGINE_TESTS=$(ENGINE_TESTS) $(call in_venv,$(VENV)) $(PYTEST) --dist load tests/engine $(ARGS)
 
-QUERIES_40 = 100
+QUERIES_40 = 300
 test-floors: $(VENV_40)/.ready  ## all that touches PySpark, on 4.0 and the other oldest versions
 	OMNIGRAPH_SPARK_QUERIES=$(QUERIES_40) $(call in_venv,$(VENV_40)) $(PYTEST) --timeout=3600 -m 'not long' tests/contract tests/interop $(SPARK_40) \
 	  $(OLDEST:%=tests/unit/test_%.py) $(ARGS)
@@ -55,7 +53,7 @@ test-floors: $(VENV_40)/.ready  ## all that touches PySpark, on 4.0 and the othe
 # What is long, and what chance decides, for many rounds; `test` runs the latter for a few. Longer still:
 # `make test-rounds SEQUENCES=5000 KEYS=200 RACES=200 QUERIES=2000 REPLICAS=100 OUTCOMES=100 PREDICATES=300 SAMPLE=all`.
 SEQUENCES = 60
-QUERIES = 200
+QUERIES = 300
 KEYS = 10
 RACES = 20
 REPLICAS = 1
@@ -63,7 +61,9 @@ OUTCOMES = 4
 PREDICATES = 40
 # Of a long test's cases, where they are many, a third each day; `SAMPLE=all`: all of them.
 SAMPLE := $(shell expr $$(date +%j) % 3)
+# The exports are read by Spark once here, on executors of their own, and by Spark 4.0 in `test-floors`.
 test-rounds: $(VENV)/.ready  ## the long tests; random sequences and queries, races: many rounds
+	$(call in_venv,$(VENV)) -m pytest tests/interop --spark-master 'local-cluster[2,1,1024]' $(ARGS)
 	OMNIGRAPH_SPARK_SAMPLE=$(SAMPLE) OMNIGRAPH_SEQUENCES=$(SEQUENCES) OMNIGRAPH_SPARK_UPSERT_ROUNDS=$(KEYS) OMNIGRAPH_SPARK_RACES=$(RACES) \
 	  OMNIGRAPH_SPARK_QUERIES=$(QUERIES) OMNIGRAPH_SPARK_TPCH=22 OMNIGRAPH_SPARK_REPLICAS=$(REPLICAS) \
 	  OMNIGRAPH_SPARK_OUTCOMES=$(OUTCOMES) OMNIGRAPH_SPARK_PREDICATES=$(PREDICATES) \

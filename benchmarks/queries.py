@@ -53,7 +53,10 @@ def more_settings(folder: Path) -> dict[str, str]:
 class Rows:
     """The same rows in a graph and with each peer."""
 
-    def __init__(self, bench: Bench, name: str, table: str, rows: DataFrame) -> None:
+    def __init__(
+        self, bench: Bench, name: str, table: str, rows: DataFrame, *, quick: bool
+    ) -> None:
+        self.quick = quick
         self.spark = bench.spark
         self.name = name
         self.table = table
@@ -95,7 +98,7 @@ class Rows:
 
     def case(self, name: str, rows: int, ask: Ask, goals: dict[str, float]) -> Case:
         """Return the same query of all, loads included."""
-        expected = ask(self.load()).collect()
+        expected = ask(self.peers["Spark Parquet"]()).collect()
 
         def run(load: Callable[[], DataFrame], ours: bool = False) -> None:
             frame = ask(load())
@@ -103,6 +106,7 @@ class Rows:
             if not _alike(rows, expected):
                 raise AssertionError(f"{name}: {rows[:3]} for {expected[:3]}")
 
+        plain = () if self.quick else (Peer("not narrowed", lambda _: run(self.load)),)
         made, reports = narrowed(ask(self.load()))
         shown = "; ".join(str(one) for one in reports)
         print(f"{name}: {shown}; read: {rows_read(self.spark, made)}")
@@ -111,7 +115,7 @@ class Rows:
             rows,
             (
                 Peer("omnigraph, narrowed", lambda _: run(self.load, ours=True)),
-                Peer("not narrowed", lambda _: run(self.load)),
+                *plain,
                 *(
                     Peer(peer, lambda _, load=load: run(load), goal=goals.get(peer))
                     for peer, load in self.peers.items()
@@ -172,7 +176,7 @@ def columns(bench: Bench, wanted: set[str]) -> list[Case]:
     if not wanted & {"sum", "count"}:
         return []
     count = max(1, bench.rows // 10)
-    rows = Rows(bench, "wide", WIDE, bench.wide(count))
+    rows = Rows(bench, "wide", WIDE, bench.wide(count), quick="quick" in wanted)
     cases = []
     if "sum" in wanted:
         ask: Ask = lambda frame: frame.agg(F.sum("p07"))  # noqa: E731
@@ -186,7 +190,7 @@ def rows_of_edges(bench: Bench, wanted: set[str]) -> list[Case]:
     """Return the cases on many edges: a filter, a join of 100 ids, a point look-up."""
     if not wanted & {"filter", "join", "lookup"}:
         return []
-    rows = Rows(bench, "edges", EDGES, bench.edges())
+    rows = Rows(bench, "edges", EDGES, bench.edges(), quick="quick" in wanted)
     ids = [str(number).rjust(9, "n") for number in range(100)]
     listed = ", ".join(f"('{one}')" for one in ids)
     small = bench.spark.sql(f"SELECT * FROM VALUES {listed} t(k)")
@@ -258,9 +262,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds per peer")
     parser.add_argument("--into", type=Path, help="keeps the rows, and uses them again")
     parser.add_argument("--scale", type=float, default=0.1, help="scale of TPC-H")
+    parser.add_argument("--quick", action="store_true", help="not what isn't narrowed")
     parser.add_argument("--only", default=names, help=f"comma list of {names}")
     arguments = parser.parse_args()
-    wanted = set(arguments.only.split(","))
+    wanted = set(arguments.only.split(",")) | ({"quick"} if arguments.quick else set())
     results = []
     with tempfile.TemporaryDirectory(prefix="omnigraph-bench-") as name:
         folder = arguments.into or Path(name)

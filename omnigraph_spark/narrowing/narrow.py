@@ -390,7 +390,7 @@ def _few(known: _Known, use: Use, position: int) -> list[Any] | None:
         return None
     field = known.reader.tables[key].get(known.reader.names[position] or "")
     dataset = plan.open_tables(known.load.storage, [known.load.snapshot.entry(key)])[key]
-    if field is None or not plan.index_answers(dataset, where):
+    if field is None or plan.share_by_index(dataset, where) is None:
         return None
     table = dataset.scanner(columns=[field.name], filter=where, limit=MOST_IDS + 1).to_table()
     values: list[Any] = table.column(0).to_pylist()

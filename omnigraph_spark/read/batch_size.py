@@ -31,6 +31,8 @@ _IDS = ("id", "src", "dst")
 _ID_BYTES = 32.0
 LEAST_SHARE = 0.25
 """So partitions get at most four times as large for what their scans leave out."""
+PARTIAL_SHARE = 1 / 32
+"""The same where rows are aggregated as they are read: few are left for what follows the scan."""
 
 
 def batch_rows(fragments: Sequence[LanceFragment], stored: pa.Schema, names: Sequence[str]) -> int:
@@ -67,8 +69,8 @@ def _sampled_bytes(fragments: Sequence[LanceFragment], names: Sequence[str]) -> 
     return float(statistics.median(sample.slice(row, 1).nbytes for row in range(sample.num_rows)))
 
 
-def column_share(stored: pa.Schema, names: Sequence[str]) -> float:
-    """Return about what part of a table some columns are, a quarter at least; on the driver.
+def column_share(stored: pa.Schema, names: Sequence[str], least: float = LEAST_SHARE) -> float:
+    """Return about what part of a table some columns are, or the least; on the driver.
 
     A scan of two columns of twenty reads little of each file: with partitions cut by the size of
     the files it would be many tasks that do next to nothing. A column that may be of any size (but
@@ -78,7 +80,7 @@ def column_share(stored: pa.Schema, names: Sequence[str]) -> float:
         return 1.0
     widths = {f.name: _fixed_bytes(f.type) or _ID_BYTES for f in stored}
     chosen = sum(width for name, width in widths.items() if name in names)
-    return max(chosen / max(sum(widths.values()), 1.0), LEAST_SHARE)
+    return max(chosen / max(sum(widths.values()), 1.0), least)
 
 
 def _fixed_bytes(kind: pa.DataType) -> float | None:

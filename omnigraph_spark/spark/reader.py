@@ -23,6 +23,7 @@ from omnigraph_spark.read.batch_size import (
     AHEAD_BYTES,
     BATCH_BYTES,
     LEAST_SHARE,
+    PARTIAL_SHARE,
     batch_rows,
     column_share,
 )
@@ -31,6 +32,7 @@ from omnigraph_spark.read.partial_aggregate import PartialAggregate, Reducer
 from omnigraph_spark.read.plan import fragments_of, opened
 from omnigraph_spark.spark import spark_types
 from omnigraph_spark.spark.frame_schema import FrameColumns
+from omnigraph_spark.storage import python_workers
 from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
 
@@ -171,8 +173,14 @@ class OmnigraphReader(DataSourceReader):
         left = [entry for key, entry in self._entries.items() if self._kept(key) is not False]
         datasets = plan.open_tables(self._storage, left)
         filtered = {entry.table_key: self._looks_at_all(entry.table_key) for entry in left}
-        shares = {key: self._share(key, datasets[key]) for key in filtered}
-        planned = plan.plan(left, datasets, self._options.max_partition_bytes, filtered, shares)
+        found = {key: self._found(key, datasets[key]) for key in filtered}
+        by_index = {key: share is not None for key, share in found.items()}
+        shares = {
+            key: self._share(key, datasets[key]) if share is None else share
+            for key, share in found.items()
+        }
+        most = self._options.max_partition_bytes
+        planned = plan.plan(left, datasets, most, filtered, shares, by_index)
         if self._limit is None or any(filtered.values()):
             return planned
         return plan.first_rows(planned, self._limit)
@@ -188,6 +196,7 @@ class OmnigraphReader(DataSourceReader):
             StorageError: a file is missing or damaged, or fewer rows came than the table has.
             SchemaMismatchError, CorruptManifestError: a stored value that the frame can't hold.
         """
+        python_workers.spare_loaded_modules()
         # Spark makes InputPartition(None) of an empty list (fact 5); 4.0 makes None of it.
         scans: plan.Partition = () if partition is None else partition.value or ()
         left = self._limit
@@ -249,6 +258,7 @@ class OmnigraphReader(DataSourceReader):
             limit=limit,
             batch_size=rows or batch_rows(fragments, dataset.schema, names),
             batch_size_bytes=BATCH_BYTES if rows is None else None,
+            use_scalar_index=scan.by_index,
             io_buffer_size=AHEAD_BYTES,
             order_by=self._lance_order(),
             **scan_options(dataset.schema),
@@ -264,13 +274,17 @@ class OmnigraphReader(DataSourceReader):
         keys = self._order or ()
         return [ColumnOrdering(k.column, k.ascending, k.nulls_first) for k in keys] or None
 
-    def _share(self, key: str, dataset: LanceDataset) -> float:
-        """Return about what part of a table's bytes its scans read."""
+    def _found(self, key: str, dataset: LanceDataset) -> float | None:
+        """Return about what share of a table an index finds, None where none is asked."""
         where = self._filter(key)
-        if where is None:
-            return column_share(dataset.schema, self._names(key))
-        # Each task would ask the index again. Without one, a filter reads columns of its own.
-        return LEAST_SHARE if plan.index_answers(dataset, where) else 1.0
+        return None if where is None else plan.share_by_index(dataset, where)
+
+    def _share(self, key: str, dataset: LanceDataset) -> float:
+        """Return about what part of a table's bytes its scans read that ask no index."""
+        if self._filter(key) is None:
+            least = LEAST_SHARE if self._partial is None else PARTIAL_SHARE
+            return column_share(dataset.schema, self._names(key), least)
+        return 1.0  # a filter reads columns of its own
 
     def _names(self, key: str) -> list[str]:
         """Return the columns that are scanned of a table."""

@@ -6,7 +6,6 @@ there again; its `repr` shows no secret. Everything below the root is named by r
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from omnigraph_spark.errors import OptionError
-from omnigraph_spark.storage import layout
+from omnigraph_spark.storage import layout, python_workers
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ class Storage:
         with translated(f"Opening {location} of {self.root}"):
             import lance
 
-            keep_loaded_modules()
+            python_workers.spare_loaded_modules()
             return lance.dataset(
                 uri,
                 version=version,
@@ -564,16 +563,3 @@ def strip_auto_cleanup(dataset: LanceDataset) -> bool:
     if present:
         dataset.delete_config_keys(present)
     return bool(present)
-
-
-@lru_cache(maxsize=1)
-def keep_loaded_modules() -> None:
-    """Take what is loaded by now out of garbage collection, once per process.
-
-    Spark's workers collect garbage after every plan and every task. With the modules of PySpark,
-    Arrow and Lance loaded that takes 30 ms of CPU each time, most of the cost of a small plan, and
-    frees nothing: modules stay. Called when Lance has been loaded, on driver and executors; in a
-    process that isn't such a worker (its environment doesn't have the mark) it does nothing.
-    """
-    if "SPARK_REUSE_WORKER" in os.environ:
-        gc.freeze()

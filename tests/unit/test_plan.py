@@ -418,3 +418,47 @@ def test_a_graph_made_again_at_the_same_place_is_opened_anew(graph: Path) -> Non
     shutil.rmtree(graph / _PLACES[OTHER])
     _write(graph, OTHER, pa.table({"id": ["z"], "age": pa.array([9])}))
     assert [row["id"] for row in _rows(_reader(graph, table=OTHER))] == ["z"]
+
+
+@pytest.mark.parametrize(
+    ("where", "asked"),
+    [
+        ("n < 100", True),
+        ("n < 200", False),
+        ("n < 500", False),
+        ("n >= 900", True),
+        ("n BETWEEN 450 AND 460", True),
+        ("n >= 0", False),
+        ("n = 3", True),
+        ("id = 'i3'", True),
+        ("n >= 0 AND `id` IN ('i3', 'i4')", True),
+        ("n >= 0 OR id = 'i3'", False),
+        ("NOT (id = 'i3')", False),
+        ("name = 'x'", False),
+    ],
+)
+def test_an_index_is_asked_where_it_finds_few_rows(
+    graph: Path, monkeypatch: pytest.MonkeyPatch, where: str, asked: bool
+) -> None:
+    """Each task asks it for the rows of the whole table, which takes longer than to read them."""
+    monkeypatch.setattr(plan, "_SMALL_ROWS", 10)
+    rows = _things(0, ROWS).append_column("name", pa.array(["x"] * ROWS))
+    _write(graph, KEY, rows, max_rows_per_file=100, mode="overwrite")
+    dataset = Storage.at(str(graph)).dataset(_PLACES[KEY])
+    for column in ("id", "n"):
+        dataset.create_scalar_index(column, "BTREE")
+    dataset = Storage.at(str(graph)).dataset(_PLACES[KEY])
+    assert (plan.share_by_index(dataset, where) is not None) == asked
+    reader = _reader(graph, table=KEY, filter=where)
+    partitions = reader.partitions()
+    assert {scan.by_index for one in partitions for scan in one.value} == {asked}
+    found = dataset.scanner(filter=where, columns=["id"], use_scalar_index=False).to_table()
+    rows_read = [r for one in partitions for batch in reader.read(one) for r in batch.to_pylist()]
+    assert sorted(row["id"] for row in rows_read) == sorted(found["id"].to_pylist())
+
+
+def test_of_a_small_table_an_index_is_always_asked(graph: Path) -> None:
+    dataset = Storage.at(str(graph)).dataset(_PLACES[KEY])
+    assert plan.share_by_index(dataset, "n >= 0") is None
+    dataset.create_scalar_index("n", "BTREE")
+    assert plan.share_by_index(Storage.at(str(graph)).dataset(_PLACES[KEY]), "n >= 0") == 0.25

@@ -49,3 +49,46 @@ def test_only_a_worker_that_is_used_again_spares_its_loaded_modules_from_collect
     )
     first, second, collected = done.stdout.split()
     assert (int(first) > 10_000, first == second, collected) == (used_again, True, "True")
+
+
+LISTED_AGAIN = """\
+import importlib, os, sys, zipfile, zipimport
+from omnigraph_spark.storage import python_workers
+
+folder = sys.argv[1]
+names = ("pyspark.zip", "py4j-0.10-src.zip", "spark-core_2.13-4.0.2.jar", "of_the_user.zip")
+for number, name in enumerate(names):
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as archive:
+        archive.writestr(f"mod{number}/__init__.py", f"X = {number}")
+        archive.writestr(f"mod{number}/later.py", f"Y = {number}")
+    sys.path.append(os.path.join(folder, name))
+import mod0, mod1, mod2, mod3
+python_workers.spare_loaded_modules()
+listed = []
+real = zipimport._read_directory
+zipimport._read_directory = lambda path: listed.append(os.path.basename(path)) or real(path)
+importlib.invalidate_caches()
+from mod0 import later
+import mod3.later
+print(sorted(set(listed)), later.Y, mod3.later.Y)
+"""
+
+
+@pytest.mark.parametrize("used_again", [True, False])
+def test_archives_of_spark_are_not_listed_again_for_each_task_and_their_modules_still_load(
+    tmp_path: Path, used_again: bool
+) -> None:
+    env = {k: v for k, v in os.environ.items() if k != "SPARK_REUSE_WORKER"}
+    done = subprocess.run(
+        [sys.executable, "-c", LISTED_AGAIN, str(tmp_path)],
+        env={**env, **({"SPARK_REUSE_WORKER": "1"} if used_again else {})},
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    listed, values = done.stdout.split("]")
+    assert values.split() == ["0", "3"]
+    assert "of_the_user.zip" in listed
+    assert ("spark-core_2.13-4.0.2.jar" in listed) is not used_again
+    assert ("py4j-0.10-src.zip" in listed) is not used_again
