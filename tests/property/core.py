@@ -222,7 +222,7 @@ class Run:
         done = self.merge(source, target, stranded)
         if done is not None and not done.skipped:
             self.published(target, done, new, merged)
-        if not stranded:
+        if done is not None:
             assert self.model.tables(target) == new, self.log
         self.log.append(f"merge {source} into {target}: {done and done.graph_version}")
 
