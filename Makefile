@@ -16,9 +16,12 @@ VENV = .venv
 VENV_40 = .venv-4.0
 VENV_CONNECT = .venv-connect
 VENV_SITE = .venv-site
-# Test files are shared out between two processes, each with a Spark of its own (ARGS=-n0: one), in
-# their order: those with few tests, put last, would keep one process waiting for the other.
-PYTEST = -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Test files are shared out between processes, each with a Spark of its own (ARGS=-n0: one), in their
+# order: those with few tests, put last, would keep one process waiting for the other. On two cores a
+# third one runs while others wait; not so where tests race or wait for a store themselves.
+PYTEST = -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+PROCESSES = 2
+test test-floors: PROCESSES = 3
 export SPARK_LOCAL_IP = 127.0.0.1
 # Every process of Spark's imports the package: without bytecode it compiles all of it first, half a second.
 unexport PYTHONDONTWRITEBYTECODE
