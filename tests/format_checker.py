@@ -26,7 +26,6 @@ from omnigraph_spark.storage.store import Storage
 OURS = "omnigraph_spark"
 _LINEAGE = ("_graph_commits.lance", "_graph_commit_actors.lance")
 _RUNS = ("_graph_runs.lance", "_graph_run_actors.lance")
-_HALF_PUT = re.compile(r"#\d+$")
 _SCHEMA_FILES = ("_schema.pg", "_schema.ir.json", "__schema_state.json")
 # The engine's own notes of what it took back; it makes the dataset when it first does.
 _RECOVERIES = "_graph_commit_recoveries.lance"
@@ -153,13 +152,7 @@ class _Checker:
         if self.crashed:
             return
         for folder in ("__recovery", "__staging"):
-            # `name#1` is what a process that is killed in a put leaves of it on a local disk, where
-            # no listing of a store shows it.
-            left = [
-                one
-                for one in (self.root / folder).rglob("*")
-                if one.is_file() and not _HALF_PUT.search(one.name)
-            ]
+            left = [one for one in (self.root / folder).rglob("*") if one.is_file()]
             self.found += [f"{one.relative_to(self.root)}: left over" for one in sorted(left)]
 
     def check_folders(self) -> None:

@@ -47,6 +47,7 @@ _SAY_WHAT_THEY_NEED = frozenset(
 # They hand on columns that they don't name.
 _HAND_ON = _SAY_WHAT_THEY_NEED - {"Aggregate", "Expand", "Project"}
 _LIMITS = ("GlobalLimit", "LocalLimit")
+_PARTIAL = {"Sum": "sum", "Min": "min", "Max": "max"}
 
 
 @dataclass(frozen=True)
@@ -261,9 +262,6 @@ def _functions(aggregate: Tree, chain: _Chain) -> dict[int, str] | None:
         for at, asked in functions.items()
         if len(asked) == 1 and at not in kept
     }
-
-
-_PARTIAL = {"Sum": "sum", "Min": "min", "Max": "max"}
 
 
 def _order(sort: Tree, places: Mapping[int, int]) -> Order | None:

@@ -49,7 +49,8 @@ class Reducer:
         try:
             made = _aggregated(batch, self._partial.functions)
         except pa.ArrowNotImplementedError:  # this pyarrow can't group or aggregate by the type
-            made = None
+            self._partial = None
+            return batch
         if made is None:
             return batch
         if made.num_rows > _MOST_KEPT * batch.num_rows:

@@ -39,6 +39,7 @@ _MOST_FOUND = 1 / 8
 _SMALL_SHARE = 1 / 4
 _IDS_SHARE = 1 / 64
 _IDS = re.compile(r"(^|[\s(`])(id|src|dst)`?\s*(=|IN\b)", re.IGNORECASE)
+_ID_ASKED = re.compile(r"\[(id|src|dst) = ")
 _UNSURE = re.compile(r"\b(OR|NOT)\b", re.IGNORECASE)
 
 Partition = tuple["Scan", ...]
@@ -200,10 +201,14 @@ def index_answers(dataset: LanceDataset, where: str) -> bool:
     Raises:
         StorageError: the store failed.
     """
+    return bool(_index_query(dataset, where))
+
+
+def _index_query(dataset: LanceDataset, where: str) -> str:
+    """Return what Lance would ask its indices for a filter, "" where it would ask none."""
     with translated("Planning a filter"):
-        return (
-            "ScalarIndexQuery" in dataset.scanner(filter=where, columns=["_rowid"]).explain_plan()
-        )
+        planned = dataset.scanner(filter=where, columns=["_rowid"]).explain_plan()
+    return str(planned.partition("ScalarIndexQuery:")[2])
 
 
 def share_by_index(dataset: LanceDataset, where: str) -> float | None:
@@ -217,13 +222,14 @@ def share_by_index(dataset: LanceDataset, where: str) -> float | None:
     Raises:
         StorageError: the store failed.
     """
-    if not index_answers(dataset, where):
+    asked = _index_query(dataset, where)
+    if not asked:
         return None
     fragments = dataset.get_fragments()
     counts = [fragment.metadata.num_rows for fragment in fragments]
     if sum(counts) <= _SMALL_ROWS:
         return _SMALL_SHARE
-    if _is_of_ids(where):
+    if _is_of_ids(where) and _ID_ASKED.search(asked):
         return _IDS_SHARE
     last = len(fragments) - 1
     # The ends first: of rows in an order, such as that of time, a filter often finds those.

@@ -69,6 +69,7 @@ class Follower:
         self.stream = Stream(self.storage, startingVersion="3", **asked)
         self.tables: dict[str, dict[str, Row]] = {}
         self.commits = 0
+        self.gone: set[str] = set()
 
     def restart(self) -> None:
         """Start the query again.
@@ -76,14 +77,31 @@ class Follower:
         It shows the properties that the source has then: one that a restore took away is gone from
         the replica, too, though commits that are still to come may have it.
         """
+        began = (self.stream.offset or {"version": 3})["version"]
         self.stream.restart()
+        newest = load(self.storage).graph_version
+        had = {n for version in range(began, newest + 1) for n in self.names_at(version)}
+        self.gone = had - {*self.stream.schema.names} - {*self.names_at(newest)}
         self.tables = self.shown(self.tables)
 
-    def shown(self, tables: dict[str, dict[str, Row]]) -> dict[str, dict[str, Row]]:
-        """Return rows with the columns that the query shows."""
-        names = set(self.stream.schema.names)
+    def names_at(self, version: int) -> set[str]:
+        """Return the columns that the tables have at a version of the source."""
+        entries = load(self.storage, version=version).tables.values()
         return {
-            key: {id_: {n: v for n, v in row.items() if n in names} for id_, row in rows.items()}
+            name
+            for one in entries
+            for name in self.storage.dataset(
+                one.location, one.table_branch, one.table_version
+            ).schema.names
+        }
+
+    def shown(self, tables: dict[str, dict[str, Row]]) -> dict[str, dict[str, Row]]:
+        """Return rows without the columns that were gone when the query began."""
+        return {
+            key: {
+                id_: {name: value for name, value in row.items() if name not in self.gone}
+                for id_, row in rows.items()
+            }
             for key, rows in tables.items()
         }
 

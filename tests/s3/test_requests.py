@@ -15,7 +15,7 @@ pytestmark = pytest.mark.long
 MOST: dict[str, tuple[int, int]] = {
     "append": (114, 8),
     "load": (28, 1),
-    "append again": (46, 6),
+    "append again": (45, 6),
     "load again": (4, 1),
     "load at a time": (32, 4),
     "load at a version": (17, 2),

@@ -114,3 +114,19 @@ def test_a_scan_of_rows_that_all_differ_stops_aggregating() -> None:
     assert reducer.reduced(few).num_rows == 1
     assert reducer.reduced(many) is many
     assert reducer.reduced(few) is few
+
+
+def test_a_type_that_arrow_cannot_aggregate_is_left_to_spark_for_the_whole_scan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = []
+
+    def cannot(*_: object) -> None:
+        tried.append(1)
+        raise pa.ArrowNotImplementedError("no kernel")
+
+    monkeypatch.setattr("omnigraph_spark.read.partial_aggregate._aggregated", cannot)
+    reducer = Reducer(PartialAggregate((("x", "max"),)))
+    batch = _batch({"x": [1, 2, 3]}, pa.int64())
+    assert all(reducer.reduced(batch) is batch for _ in range(3))
+    assert len(tried) == 1

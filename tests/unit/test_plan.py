@@ -435,6 +435,7 @@ def test_a_graph_made_again_at_the_same_place_is_opened_anew(graph: Path) -> Non
         ("n >= 0 OR id = 'i3'", False),
         ("NOT (id = 'i3')", False),
         ("name = 'x'", False),
+        ("name = 'x' AND n >= 0", False),
     ],
 )
 def test_an_index_is_asked_where_it_finds_few_rows(
@@ -462,3 +463,20 @@ def test_of_a_small_table_an_index_is_always_asked(graph: Path) -> None:
     assert plan.share_by_index(dataset, "n >= 0") is None
     dataset.create_scalar_index("n", "BTREE")
     assert plan.share_by_index(Storage.at(str(graph)).dataset(_PLACES[KEY]), "n >= 0") == 0.25
+
+
+def test_the_rows_of_an_id_are_no_reason_to_ask_the_index_of_another_column(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "_SMALL_ROWS", 10)
+    _write(graph, KEY, _things(0, ROWS), max_rows_per_file=100, mode="overwrite")
+    dataset = Storage.at(str(graph)).dataset(_PLACES[KEY])
+    dataset.create_scalar_index("n", "BTREE")
+    dataset = Storage.at(str(graph)).dataset(_PLACES[KEY])
+    assert plan.index_answers(dataset, "id = 'i3' AND n >= 0")
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "_MOST_FOUND", -1.0)  # whatever a few fragments say is too much
+        assert plan.share_by_index(dataset, "id = 'i3' AND n >= 0") is None
+        dataset.create_scalar_index("id", "BTREE")
+        dataset = Storage.at(str(graph)).dataset(_PLACES[KEY])
+        assert plan.share_by_index(dataset, "id = 'i3'") is not None
