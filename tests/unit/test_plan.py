@@ -453,6 +453,9 @@ def test_an_index_is_asked_where_it_finds_few_rows(
     reader = _reader(graph, table=KEY, filter=where)
     partitions = reader.partitions()
     assert {scan.by_index for one in partitions for scan in one.value} == {asked}
+    scan = partitions[0].value[0]
+    planned = reader._scanner(dataset, scan, ["id"], where, None).explain_plan()
+    assert ("ScalarIndexQuery" in planned) == asked
     found = dataset.scanner(filter=where, columns=["id"], use_scalar_index=False).to_table()
     rows_read = [r for one in partitions for batch in reader.read(one) for r in batch.to_pylist()]
     assert sorted(row["id"] for row in rows_read) == sorted(found["id"].to_pylist())
