@@ -10,10 +10,16 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from py4j.java_gateway import JavaClass, is_instance_of  # type: ignore[import-untyped]
+from py4j.java_gateway import (  # type: ignore[import-untyped]
+    JavaClass,
+    JavaMember,
+    is_instance_of,
+)
+from py4j.protocol import STATIC_PREFIX  # type: ignore[import-untyped]
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
@@ -81,12 +87,12 @@ class Query:
         self._session: Any = self.spark._jsparkSession
         self._execution = frame._jdf.queryExecution()
         self._plan = self._execution.analyzed()
+        self._plans = [self._plan, *_each(self._plan.subqueriesAll())]
         self.scans = [Scan(leaf, options) for leaf, options in self._relations()]
 
     def _relations(self) -> Iterator[tuple[Any, Mapping[str, str]]]:
-        plans = [self._plan, *_each(self._plan.subqueriesAll())]
         seen: list[Any] = []
-        for plan in plans:
+        for plan in self._plans:
             for leaf in _each(plan.collectLeaves()):
                 if _class(leaf) != "DataSourceV2Relation" or leaf in seen:
                     continue
@@ -110,12 +116,11 @@ class Query:
 
     def unsteady(self) -> set[str]:
         """Return the kinds of expressions by which two runs of the query may differ."""
-        plans = [self._plan, *_each(self._plan.subqueriesAll())]
         kinds: set[str] = set()
-        pattern = self._java(f"{_CATALYST}.trees.TreePattern")
-        if self._plan.containsPattern(pattern.CURRENT_LIKE()):
+        current = self._static(f"{_CATALYST}.trees.TreePattern", "CURRENT_LIKE")()
+        if self._plan.containsPattern(current):
             kinds.add("the time of the query")  # the planned one would be before the one that runs
-        for plan in plans:
+        for plan in self._plans:
             if not plan.deterministic():
                 _unsteady(self._gateway, plan, kinds)
         return kinds - _BY_ORDER
@@ -138,7 +143,7 @@ class Query:
 
     def zone(self) -> str:
         """Return the time zone in which `optimized` shows timestamps."""
-        conf = self._java(f"{_SQL}.internal.SQLConf").get()
+        conf = self._static(f"{_SQL}.internal.SQLConf", "get")()
         return str(conf.sessionLocalTimeZone())
 
     def made(self, plans: Mapping[int, Any]) -> DataFrame:
@@ -147,85 +152,105 @@ class Query:
         made = self._of_rows(self._session, self._with(pairs))
         return ClassicDataFrame(made, self.spark)
 
+    def has_schema_of(self, made: DataFrame) -> bool:
+        """Return whether a frame has the query's schema, metadata included."""
+        return bool(made._jdf.schema().equals(self._frame._jdf.schema()))
+
     def scan_of(
-        self, scan: Scan, source: OmnigraphDataSource, schema: StructType, shown: str
+        self, scan: Scan, source: OmnigraphDataSource, places: Sequence[int], shown: str
     ) -> Any:
-        """Return the plan of a scan of a data source that this process made and pinned."""
-        jschema = self._java(f"{_SQL}.types.DataType").fromJson(schema.json())
+        """Return the plan of a scan of a data source that this process made and pinned.
+
+        It reads the columns at some places of the scan's own.
+        """
+        output = scan.relation.output()
+        read = {place: output.apply(place) for place in places}
+        columns = self._seq([*read.values()])
+        jschema = self._static(f"{_CATALYST}.types.DataTypeUtils", "fromAttributes")(columns)
         owner = self._java(f"{_SOURCES}.PythonDataSourceV2")()
         owner.setShortName(_SHORT_NAME)
         result = self._java(f"{_SOURCES}.PythonDataSourceCreationResult")
         made = result(bytearray(_pickled.dumps(source)), jschema)
         _field(owner, "dataSourceInPython").set(owner, made)
         table = self._java(f"{_SOURCES}.PythonTable")(owner, shown, jschema)
-        none = self._java("scala.Option").empty()
-        read = [
-            column.newInstance()
-            for column in _each(scan.relation.output())
-            if column.name() in schema.names
-        ]
         # The names of a catalog table would stand for it in Spark's cache.
-        return self._as(scan, self._copy(scan.relation, table, self._seq(read), none, none))
+        narrower = self._copy(scan.relation, table, columns, self._none, self._none)
+        if len(read) == len(scan.schema.fields):
+            return narrower
+        return self._as(scan, output, narrower, read)
 
     def rows_of(self, scan: Scan, frame: DataFrame) -> Any:
-        """Return the plan of a frame of Spark's own in the place of a scan."""
-        return self._as(scan, frame._jdf.queryExecution().analyzed())
-
-    def _as(self, scan: Scan, plan: Any) -> Any:
-        """Return a plan with the scan's columns: those it lacks are read by nobody."""
+        """Return the plan of a frame of Spark's own in the place of a scan, by names."""
+        plan, output = frame._jdf.queryExecution().analyzed(), scan.relation.output()
         present = {str(column.name()): column for column in _each(plan.output())}
+        names = scan.schema.names
+        read = {
+            place: self._alias(present[names[place]], scan, place, output.apply(place))
+            for place in range(len(names))
+            if names[place] in present
+        }
+        return self._as(scan, output, plan, read)
+
+    def _as(self, scan: Scan, output: Any, plan: Any, read: Mapping[int, Any]) -> Any:
+        """Return a plan with the scan's columns, those that are read by place; nobody reads others.
+
+        They stand as the column does, null only if it may be: the optimizer knows which columns are
+        never null, and counts those that are, unread.
+        """
+        literal = f"{_CATALYST}.expressions.Literal"
         columns = []
-        for column in _each(scan.relation.output()):
-            child = present.get(str(column.name()))
-            if child is None:
-                child = self._filler(column)
-            columns.append(self._alias(child, column))
+        for place, field in enumerate(scan.schema.fields):
+            column = read.get(place)
+            if column is None:
+                unread = output.apply(place)
+                kind = unread.dataType()
+                if field.nullable:
+                    filler = self._static(literal, "create")(None, kind)
+                else:
+                    filler = self._static(literal, "default")(kind)
+                column = self._alias(filler, scan, place, unread)
+            columns.append(column)
         return self._project(columns, plan)
 
-    def _filler(self, column: Any) -> Any:
-        """Return what stands for a column that nobody reads: as the column, null only if it may.
-
-        The optimizer knows which columns are never null, and counts those that are, unread.
-        """
-        literal = self._java(f"{_CATALYST}.expressions.Literal")
-        if column.nullable():
-            return literal.create(None, column.dataType())
-        return literal.default(column.dataType())
-
-    def _alias(self, child: Any, column: Any) -> Any:
-        alias = self._java(f"{_CATALYST}.expressions.Alias")
-        metadata = self._java("scala.Option").apply(column.metadata())
-        return alias(
-            child, column.name(), column.exprId(), column.qualifier(), metadata, self._seq([])
+    def _alias(self, child: Any, scan: Scan, place: int, column: Any) -> Any:
+        field = scan.schema.fields[place]
+        if field.metadata:
+            metadata = self._static("scala.Option", "apply")(column.metadata())
+        else:
+            metadata = self._none
+        return self._java(f"{_CATALYST}.expressions.Alias")(
+            child, field.name, column.exprId(), column.qualifier(), metadata, self._nothing
         )
 
+    @cached_property
+    def _none(self) -> Any:
+        return self._static("scala.Option", "empty")()
+
+    @cached_property
+    def _nothing(self) -> Any:
+        return self._seq([])
+
     def _tagged(self, number: int, relation: Any) -> Any:
-        """Return a relation whose columns' names say which they are, through all renumbering."""
-        output = [
-            column.withName(needs.tag(number, position))
-            for position, column in enumerate(_each(relation.output()))
-        ]
-        return self._copy(relation, relation.table(), self._seq(output))
+        """Return a relation whose first column's name says which it is, through all renumbering."""
+        output = relation.output()
+        first = output.apply(0).withName(needs.tag(number, int(output.size())))
+        return self._copy(relation, relation.table(), output.updated(0, first))
 
     def _copy(self, relation: Any, *first: Any) -> Any:
         """Return a relation with other first parts: table, output, catalog, identifier."""
         rest = [relation.productElement(at) for at in range(len(first), relation.productArity())]
-        parts = [*first, *rest]
-        array = self._gateway.new_array(self._java("java.lang.Object"), len(parts))
-        for at, part in enumerate(parts):
-            array[at] = part
-        return relation.makeCopy(array)
+        return relation.makeCopy(self._list([*first, *rest]).toArray())
 
     def _with(self, pairs: Sequence[tuple[Any, Any]]) -> Any:
         """Return the query's plan with nodes replaced, those in subqueries included."""
         known = self._java("java.util.HashMap")()
         for old, new in pairs:
             known.put(old, new)
-        wrapped = self._java(_CONVERTERS).asScala(known)
+        wrapped = self._static(_CONVERTERS, "asScala")(known)
         return self._plan.transformUpWithSubqueries(wrapped)
 
     def _of_rows(self, session: Any, plan: Any) -> Any:
-        return self._java(f"{_SQL}.classic.Dataset").ofRows(session, plan)
+        return self._static(f"{_SQL}.classic.Dataset", "ofRows")(session, plan)
 
     def _local(self, plan: Any, key: int) -> list[Any] | None:
         """Return the values of a column of a local relation of a plan; starts no job."""
@@ -246,11 +271,18 @@ class Query:
         """Return a class of the JVM: to look its package up there costs a request for each part."""
         return JavaClass(name, self._gateway._gateway_client)
 
+    def _static(self, owner: str, name: str) -> Any:
+        """Return a static method of a class of the JVM, without a request that looks for it."""
+        return JavaMember(name, None, f"{STATIC_PREFIX}{owner}", self._gateway._gateway_client)
+
     def _seq(self, items: Sequence[Any]) -> Any:
-        array = self._java("java.util.ArrayList")()
+        return self._static(_CONVERTERS, "asScala")(self._list(items)).toSeq()
+
+    def _list(self, items: Sequence[Any]) -> Any:
+        made = self._java("java.util.ArrayList")()
         for item in items:
-            array.add(item)
-        return self._java(_CONVERTERS).asScala(array).toSeq()
+            made.add(item)
+        return made
 
 
 def sql_over(

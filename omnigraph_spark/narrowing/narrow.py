@@ -155,7 +155,7 @@ def _narrowed(frame: DataFrame) -> tuple[DataFrame, list[ScanReport]]:
     if not plans:
         return frame, []
     made = query.made(plans)
-    if made.schema.json() != frame.schema.json():
+    if not query.has_schema_of(made):
         return _stays(frame, "its schema would be another")
     return made, reports
 
@@ -377,7 +377,8 @@ class _Narrowing:
             None if pushed.partial is None else str(pushed.partial),
         )
         source = known.source.with_load(load)
-        return self._query.scan_of(known.scan, source, schema, f"omnigraph {report}"), report
+        places = [known.scan.schema.names.index(name) for name in schema.names]
+        return self._query.scan_of(known.scan, source, places, f"omnigraph {report}"), report
 
 
 def _few(known: _Known, use: Use, position: int) -> list[Any] | None:

@@ -102,9 +102,12 @@ class Partner:
     key: int
 
 
-def tag(scan: int, place: int) -> str:
-    """Return the name of a column that marks which scan of the query it comes from."""
-    return f"{_TAG}{scan} column {place}"
+def tag(scan: int, columns: int) -> str:
+    """Return a name for the first column of a scan: which scan of the query, of how many columns.
+
+    A name goes through all renumbering of columns, and the optimizer cuts none off such a scan.
+    """
+    return f"{_TAG}{scan} of {columns}"
 
 
 def uses(plan: Tree) -> dict[int, list[Use]]:
@@ -178,13 +181,12 @@ class _Walk:
         names = [str(column.fields["name"]) for column in output]
         if not names or not names[0].startswith(_TAG):
             return None
-        scan = int(names[0].removeprefix(_TAG).partition(" ")[0])
-        places = {
-            expr_id(column): int(name.rpartition(" ")[2])
-            for column, name in zip(output, names, strict=True)
-        }
+        scan, _, columns = names[0].removeprefix(_TAG).partition(" of ")
+        if int(columns) != len(output):
+            raise ValueError("the optimizer has cut columns off a scan")
+        places = {expr_id(column): place for place, column in enumerate(output)}
         use = Use(places)
-        self.found.append((scan, use))
+        self.found.append((int(scan), use))
         return _Chain(use, places)
 
 

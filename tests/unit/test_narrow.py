@@ -52,9 +52,8 @@ def literal(value: str | None, kind: str = "integer") -> Flat:
 
 
 def scan(number: int = 0, first: int = 0) -> Flat:
-    output = [
-        column(first + place, kind, needs.tag(number, place)) for place, kind in enumerate(TYPES)
-    ]
+    names = [needs.tag(number, len(TYPES)), *NAMES[1:]]
+    output = [column(first + place, kind, names[place]) for place, kind in enumerate(TYPES)]
     return node(_RELATION, output=output)
 
 
@@ -93,6 +92,14 @@ def test_a_projection_names_the_columns_that_are_read() -> None:
 def test_a_count_needs_no_column() -> None:
     counted = node("Aggregate", [project(scan())], groupingExpressions=[], aggregateExpressions=[])
     assert only(counted).columns == set()
+
+
+def test_a_scan_whose_columns_were_cut_off_is_not_read_by_places() -> None:
+    cut = node(
+        _RELATION, output=[column(0, "string", needs.tag(0, 4)), column(2, "string", "name")]
+    )
+    with pytest.raises(ValueError, match="cut columns off"):
+        uses(project(cut, column(2)))
 
 
 def test_what_takes_its_input_by_place_takes_all_of_it() -> None:
