@@ -27,15 +27,23 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from omnigraph_spark.history import commits, runs
+import lance
+
+from omnigraph_spark.history import commits, new_graph, runs
 from omnigraph_spark.history.init import compact_own_datasets, init_graph
 from omnigraph_spark.manifest import snapshot
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import OURS, ManifestRow, TableRow, VersionRow
+from omnigraph_spark.schema import parse_pg
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
@@ -56,9 +64,52 @@ def keys_of(tables: int) -> list[str]:
     return [f"{'edge' if i % 3 == 2 else 'node'}:Type{i}" for i in range(tables)]
 
 
-def version_row(storage: Storage, key: str, version: int, publish_id: str) -> VersionRow:
+@dataclass
+class Graph:
+    """A graph that is published to, and how often it was.
+
+    Attributes:
+        places: Folders of the tables.
+        first: The version of each table that the graph began with.
+        number: Publishes since then.
+    """
+
+    storage: Storage
+    places: Mapping[str, str]
+    first: int
+    number: int = 0
+
+    def publish_next(self) -> list[float]:
+        """Publish the next version of the table whose turn it is; seconds per step, CPU, opens."""
+        keys = [*self.places]
+        publish_id = new_ulid()
+        key, version = keys[self.number % len(keys)], self.number // len(keys) + self.first + 1
+        row = version_row(self.storage, self.places[key], key, version, publish_id)
+        busy = time.process_time()
+        with opens() as opened:
+            steps = write_once(self.storage, [row], publish_id)
+        self.number += 1
+        return [*steps, time.process_time() - busy, len(opened) / 1000]
+
+
+@contextmanager
+def opens() -> Iterator[list[object]]:
+    """Collect the datasets that are opened."""
+    found: list[object] = []
+    real = lance.dataset
+
+    def opened(*place: Any, **more: Any) -> lance.LanceDataset:
+        found.append(place)
+        return real(*place, **more)
+
+    with patch.object(lance, "dataset", opened):
+        yield found
+
+
+def version_row(
+    storage: Storage, location: str, key: str, version: int, publish_id: str
+) -> VersionRow:
     """Return a version row with as much metadata as a real one."""
-    location = layout.table_location(key)
     name = layout.v2_manifest_name(version)
     metadata = {
         "manifest_path": f"{storage.uri(location)[1:]}/_versions/{name}",
@@ -116,85 +167,97 @@ def main() -> int:
     parser.add_argument("--tables", type=int, default=50)
     parser.add_argument("--minutes", type=float, help="begin the last hundred then")
     parser.add_argument("--into", type=Path, help="keep the graph in this folder, and go on there")
+    parser.add_argument("--form", type=int, choices=(2, new_graph.OF_TODAY), default=2)
+    parser.add_argument("--beside", type=Path, help="a folder of another run, of form 2")
     args = parser.parse_args()
     if args.publishes < 4 * WINDOW or args.publishes % WINDOW:
         parser.error(f"--publishes must be a multiple of {WINDOW}, at least {4 * WINDOW}")
     folder = args.into or Path(tempfile.mkdtemp(prefix="publishes-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        seconds = float("inf") if args.minutes is None else 60 * args.minutes
-        _run(folder, args.publishes, args.tables, seconds)
+        _run(args, folder)
     finally:
         if args.into is None:
             shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 
-def publish_next(storage: Storage, keys: list[str], number: int) -> list[float]:
-    """Publish the next version of the table whose turn it is; return seconds per step, and CPU."""
-    publish_id = new_ulid()
-    row = version_row(storage, keys[number % len(keys)], number // len(keys) + 2, publish_id)
-    busy = time.process_time()
-    steps = write_once(storage, [row], publish_id)
-    return [*steps, time.process_time() - busy]
+def _begin(root: Path, tables: int, form: int) -> Graph:
+    """Open a graph of some tables, or make it with the first version of each."""
+    storage, keys = Storage.at(str(root)), keys_of(tables)
+    if form == new_graph.OF_TODAY:
+        if not storage.has_dataset(layout.MANIFEST):
+            new_graph.make(storage, parse_pg("".join(map(_declared, keys))))
+    else:
+        init_graph(storage)
+        if not snapshot.load(storage).tables:
+            publish_id = new_ulid()
+            first: list[ManifestRow] = [TableRow(key, layout.table_location(key)) for key in keys]
+            for key in keys:
+                place = layout.table_location(key)
+                first.append(version_row(storage, place, key, 1, publish_id))
+            write_once(storage, first, publish_id)
+    known = snapshot.load(storage).tables
+    kept = root.with_name("first.json")
+    if not kept.is_file():
+        kept.write_text(json.dumps(min(known[key].table_version for key in keys)))
+    made = Graph(storage, {key: known[key].location for key in keys}, json.loads(kept.read_text()))
+    made.number = sum(known[key].table_version - made.first for key in keys)
+    return made
 
 
-def _begin(storage: Storage, keys: list[str]) -> int:
-    """Make the graph with the first version of each table; return the publishes that it has."""
-    init_graph(storage)
-    rows = snapshot.read_rows(snapshot.open_main(storage)).num_rows
-    if rows:
-        return rows - 2 * len(keys)  # a row per table, one per first version, one per publish
-    publish_id = new_ulid()
-    first: list[ManifestRow] = [TableRow(key, layout.table_location(key)) for key in keys]
-    first += [version_row(storage, key, 1, publish_id) for key in keys]
-    write_once(storage, first, publish_id)
-    return 0
+def _declared(key: str) -> str:
+    """Return the schema's text of a table; an edge joins the two tables before."""
+    kind, _, name = key.partition(":")
+    if kind == "node":
+        return f"node {name} {{\n    name: String @key\n}}\n"
+    number = int(name.removeprefix("Type"))
+    return f"edge {name}: Type{number - 2} -> Type{number - 1} {{\n    w: F64?\n}}\n"
 
 
-def _run(folder: Path, publishes: int, tables: int, seconds: float) -> None:
-    root, told = folder / "graph", folder / "bytes.json"
-    storage, young = Storage.at(str(root)), Storage.at(str(folder / "graph-beside"))
-    keys = keys_of(tables)
-    number = _begin(storage, keys)
+def _run(args: argparse.Namespace, folder: Path) -> None:
+    publishes, told = args.publishes, folder / "bytes.json"
+    seconds = float("inf") if args.minutes is None else 60 * args.minutes
+    graph = _begin(folder / "graph", args.tables, args.form)
+    other = _begin(args.beside / "graph", args.tables, 2) if args.beside else None
+    root, apart = Path(graph.storage.root), folder / "graph-beside"
+    young = replace(graph, storage=Storage.at(str(apart)))
     bytes_at = json.loads(told.read_text()) if told.is_file() else [sizes(root)]
-    publishes = max(publishes, number + WINDOW)
-    second: list[list[float]] = []
-    beside: list[list[float]] = []
-    last: list[list[float]] = []
-    opened: list[tuple[list[float], list[float]]] = []
+    publishes = max(publishes, graph.number + WINDOW)
+    windows: dict[str, list[list[float]]] = {"second 100": [], "again, late": [], "last 100": []}
+    opened: dict[str, list[list[float]]] = {"again, late": [], "last 100": []}
+    if other is not None:
+        windows["beside"], opened["beside"] = [], []
     end = time.monotonic() + seconds
-    while number < publishes:
+    while graph.number < publishes:
+        number = graph.number
         if number == WINDOW:
             shutil.copytree(root, folder / "graph-young")
         # Out of time: begin the last hundred, at a multiple of 100.
         if number >= 2 * WINDOW and number % WINDOW == 0 and time.monotonic() > end:
             publishes = min(publishes, number + WINDOW)
         if number == publishes - WINDOW:
-            shutil.rmtree(young.root, ignore_errors=True)
-            shutil.copytree(folder / "graph-young", young.root)
-        took = publish_next(storage, keys, number)
+            shutil.rmtree(apart, ignore_errors=True)
+            shutil.copytree(folder / "graph-young", apart)
+            young.number = WINDOW
+        took = graph.publish_next()
         if number // WINDOW == 1:
-            second.append(took)
+            windows["second 100"].append(took)
         if number >= publishes - WINDOW:
-            last.append(took)
-            beside.append(publish_next(young, keys, number - publishes + 2 * WINDOW))
-            opened.append((open_snapshots(young), open_snapshots(storage)))
-        number += 1
-        if number % WINDOW == 0:
+            for name, one in (("last 100", graph), ("again, late", young), ("beside", other)):
+                if one is None:
+                    continue
+                windows[name].append(took if one is graph else one.publish_next())
+                opened[name].append(open_snapshots(one.storage))
+        if graph.number % WINDOW == 0:
             bytes_at.append(sizes(root))
             told.write_text(json.dumps(bytes_at))
-    print(f"{publishes} publishes, {tables} tables")
-    _print_times(second, beside, last)
-    for place, name in enumerate(
-        ("open again", "open again, cpu", "open again", "open again, cpu")
-    ):
-        then, now = (
-            1000 * statistics.median(x[place] for x in s) for s in zip(*opened, strict=True)
-        )
-        print(f"{name:<16}{'':>12}{then:>12.2f}{now:>12.2f}{now / then:>8.2f}")
+    print(f"{publishes} publishes, {args.tables} tables, a graph of form {args.form}")
+    if other is not None:
+        print(f"beside: form 2, {other.number} publishes")
+    _print_times(windows, opened)
     _print_sizes(bytes_at)
-    lineage = commits.read_commits(storage)
+    lineage = commits.read_commits(graph.storage)
     print(f"\nlineage: {len(lineage)} commits for {publishes + 2} publishes (with init)")
 
 
@@ -211,26 +274,38 @@ def open_snapshots(storage: Storage) -> list[float]:
 
 
 def _print_times(
-    second: list[list[float]], beside: list[list[float]], last: list[list[float]]
+    windows: Mapping[str, list[list[float]]], opened: Mapping[str, list[list[float]]]
 ) -> None:
-    """Print medians; `beside` is the second hundred again, each between two of the last hundred."""
-    print(
-        "\nmedians, ms; the ratio is that of the last two columns, which were measured side by side"
-    )
-    print(f"{'step':<16}{'second 100':>12}{'again, late':>12}{'last 100':>12}{'ratio':>8}")
-    for place, name in enumerate((*STEPS, "all", "all, cpu")):
-        then, before, after = (_median(window, place) for window in (second, beside, last))
-        ratio = f"{after / before:>8.2f}" if before > 0.01 else f"{'-':>8}"
-        print(f"{name:<16}{then:>12.2f}{before:>12.2f}{after:>12.2f}{ratio}")
+    """Print medians; all but the second hundred were measured in turns."""
+    print("\nmedians, ms; the ratios are those of the last hundred to what was measured in turns")
+    print(f"{'step':<16}" + "".join(f"{name:>12}" for name in windows) + f"{'ratios':>12}")
+    for place, name in enumerate((*STEPS, "all", "all, cpu", "datasets opened")):
+        _print_row(name, {one: _median(took, place) for one, took in windows.items()})
+    for place, name in enumerate(("open anew", "open anew, cpu", "open again", "open again, cpu")):
+        medians = {
+            one: 1000 * statistics.median(each[place] for each in took)
+            for one, took in opened.items()
+        }
+        _print_row(name, {"second 100": float("nan"), **medians})
+
+
+def _print_row(name: str, medians: Mapping[str, float]) -> None:
+    last = medians["last 100"]
+    ratios = [
+        f"{last / before:>8.2f}" if before > 0.01 else f"{'-':>8}"
+        for one, before in medians.items()
+        if one not in ("second 100", "last 100")
+    ]
+    print(f"{name:<16}" + "".join(f"{value:>12.2f}" for value in medians.values()), *ratios)
 
 
 def _median(window: list[list[float]], place: int) -> float:
-    """Return the median in ms of a step, of all steps, or of the processor's time."""
+    """Return the median in ms of a step, of all steps, of the processor's time, or of opens."""
     if not window:  # a run that went on with a grown graph has no second hundred
         return float("nan")
     if place == len(STEPS):
-        return 1000 * statistics.median(sum(took[:-1]) for took in window)
-    return 1000 * statistics.median(took[min(place, len(STEPS))] for took in window)
+        return 1000 * statistics.median(sum(took[: len(STEPS)]) for took in window)
+    return 1000 * statistics.median(took[place - (place > len(STEPS))] for took in window)
 
 
 def _print_sizes(bytes_at: list[dict[str, int]]) -> None:

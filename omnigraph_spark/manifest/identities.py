@@ -87,6 +87,14 @@ def of_table(rows: pa.Table, key: str) -> pa.Table:
     return table_rows.filter(pc.invert(pc.is_in(table_rows[INCARNATION], dropped.combine_chunks())))
 
 
+def of_same_tables(rows: pa.Table, others: pa.Table) -> pa.Table:
+    """Return the rows of the tables that other rows are of, and of tables of the same names."""
+    same = pc.is_in(rows["table_key"], others["table_key"].unique())
+    if has_identities(rows):  # a row keeps the name that its table had
+        same = pc.or_(same, pc.is_in(rows[INCARNATION], others[INCARNATION].unique()))
+    return rows.filter(same)
+
+
 def _highest(rows: pa.Table, kind: str) -> dict[int, int]:
     numbers = rows.select([INCARNATION, "table_version"]).filter(
         pc.equal(rows["object_type"], kind)

@@ -43,7 +43,14 @@ from omnigraph_spark.manifest.rows import (
     to_arrow,
 )
 from omnigraph_spark.manifest.schema_record import Onto
-from omnigraph_spark.manifest.snapshot import Snapshot, branch_ref, fold, open_manifest, read_rows
+from omnigraph_spark.manifest.snapshot import (
+    Snapshot,
+    branch_ref,
+    fold,
+    of_tables,
+    open_manifest,
+    read_rows,
+)
 from omnigraph_spark.manifest.writable import open_for_writing, take_back
 from omnigraph_spark.storage import backoff, layout
 from omnigraph_spark.storage.lance_errors import (
@@ -495,8 +502,8 @@ def _refuse_unknown(snapshot: Snapshot, request: Publish) -> None:
 
 def _check_visible(rows: pa.Table, added: pa.Table, request: Publish, version: int) -> None:
     """Refuse a publish that would be acknowledged and invisible (rule 5)."""
-    if not identities.has_identities(rows):  # else a row's name isn't always its table's
-        rows = rows.filter(pc.is_in(rows["table_key"], added["table_key"].unique()))
+    added = of_tables(added)
+    rows = identities.of_same_tables(rows, added)
     remaining = rows.filter(pc.invert(pc.is_in(rows["object_id"], added["object_id"])))
     after = fold(
         pa.concat_tables([remaining, added.cast(remaining.schema)]), request.branch, version

@@ -146,11 +146,11 @@ def fold(rows: pa.Table, branch: str, graph_version: int) -> Snapshot:
     """
     rows = fit(rows)
     pairs: dict[str, Identity] = {}
-    if identities.has_identities(rows):
-        rows, pairs = identities.living(_once(identities.named(rows)))
-    rows = rows.select(MANIFEST_SCHEMA.names)
-    known = pc.is_in(rows["object_type"], pa.array([TABLE, VERSION, TOMBSTONE]))
-    rows = _once(rows if pc.all(known).as_py() else rows.filter(known))
+    if identities.has_identities(rows):  # a commit that is there twice spoils the graph there, too
+        rows, pairs = identities.living(identities.named(of_tables(_once(rows))))
+        rows = rows.select(MANIFEST_SCHEMA.names)
+    else:
+        rows = _once(of_tables(rows.select(MANIFEST_SCHEMA.names)))
     kinds = rows["object_type"]
     locations = _locations(rows.filter(pc.equal(kinds, TABLE)))
     highest = highest_of(rows, VERSION)
@@ -170,6 +170,12 @@ def fold(rows: pa.Table, branch: str, graph_version: int) -> Snapshot:
     }
     tables = dict(sorted(tables.items()))
     return Snapshot(branch, graph_version, tables, locations, floors, identities=pairs)
+
+
+def of_tables(rows: pa.Table) -> pa.Table:
+    """Return the rows that tell of tables: without commits, heads, and what isn't known."""
+    known = pc.is_in(rows["object_type"], pa.array([TABLE, VERSION, TOMBSTONE]))
+    return rows if pc.all(known).as_py() else rows.filter(known)
 
 
 def _once(rows: pa.Table) -> pa.Table:
