@@ -81,9 +81,8 @@ test-wheel: $(VENV)/.ready  ## build wheel and sdist, install them in clean envi
 
 test-all:  ## all five
 	$(MAKE) test
-	$(MAKE) test-engine
+	$(MAKE) -j2 test-connect test-engine
 	$(MAKE) test-rounds
-	$(MAKE) test-connect
 	$(MAKE) test-floors
 
 lint: $(VENV)/.ready  ## ruff: rules and format
