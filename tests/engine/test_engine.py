@@ -1,7 +1,8 @@
-"""The original engine (0.6.1) opens, exports, extends, branches and heals what this connector wrote.
+"""Engines of stamps 2, 3 and 4 open, export, extend, branch and heal what this connector wrote.
 
-Skipped where `OMNIGRAPH_ENGINE` names no program. After each thing that this connector does, the
-engine's export equals what this connector reads; then the engine writes, and both agree again.
+Each is skipped without its program. After each thing that this connector does, the engine's export
+equals what this connector reads; then the engine writes, and both agree again. Graphs of stamp 2 are
+made here, those of the others by their engines.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from omnigraph_spark.refs import refs, tags
 from omnigraph_spark.schema_changes import properties
 from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
-from tests.support import branches, columns, exports, graphs, merges
+from tests.support import branches, columns, exports, graphs, merges, programs
 from tests.support.engine import Engine, EngineRefusedError, knows, person
 from tests.support.writes import (
     ALL,
@@ -42,17 +43,45 @@ from tests.support.writes import (
     write_options,
 )
 
+SCHEMA = """
+node Person {
+    name: String @key
+    age: I32?
+}
+node Company {
+    name: String @key
+    age: I32?
+}
+edge Knows: Person -> Person {
+    w: F64?
+}
+"""
+
+
+@pytest.fixture(scope="module", params=[programs.OLDER, programs.OF_STAMP_3, programs.OF_STAMP_4])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """An engine of a stamp whose tables have no ids."""
+    return programs.engine_or_skip(request.param)
+
+
+of_stamp_2 = pytest.mark.parametrize("engine", [programs.OLDER], indirect=True)
+
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    storage = new_graph(Storage.at(str(tmp_path_factory.mktemp("made") / "g")))
+def made(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    storage = Storage.at(str(tmp_path_factory.mktemp("made") / "g"))
+    if engine.release < (0, 6, 2):
+        new_graph(storage)
+    else:
+        engine.make(Path(storage.root), SCHEMA)
+        write(storage, {key: ["first"] for key in ALL}, new={})
     write(storage, {PERSON: ["ann", "bob", "cy"], KNOWS: ["ann", "bob"]})
     return Path(storage.root)
 
 
 @pytest.fixture
 def graph(made: Path, tmp_path: Path) -> Iterator[Storage]:
-    """A graph made here: persons first, ann, bob, cy, each but cy with an edge to itself."""
+    """A graph of the engine's stamp: persons first, ann, bob, cy, each but cy with an edge to itself."""
     yield Storage.at(str(shutil.copytree(made, tmp_path / "g")))
     _faults.disarm()
 
@@ -209,6 +238,7 @@ def test_the_engine_branches_and_merges_after(engine: Engine, graph: Storage, wh
     assert "last" in agree(engine, graph)[PERSON]
 
 
+@of_stamp_2
 @pytest.mark.parametrize("what", ACTIONS)
 def test_what_is_written_at_stamp_3_is_what_an_engine_of_stamp_2_goes_on_with(
     engine: Engine, graph: Storage, what: str
@@ -310,6 +340,7 @@ def original() -> Iterator[Path]:
     shutil.rmtree(root)
 
 
+@of_stamp_2
 @pytest.mark.parametrize(
     ("generation", "name"), [("v2", "social"), ("v2", "evolved"), ("v1", "social")]
 )

@@ -60,10 +60,8 @@ edge Knows: Person -> Person {
 
 @pytest.fixture(scope="module")
 def made(newer: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made")
-    (folder / "s.pg").write_text(SCHEMA, encoding="utf-8")
-    root = folder / "g"
-    newer.run("init", "--schema", str(folder / "s.pg"), str(root))
+    root = tmp_path_factory.mktemp("made") / "g"
+    newer.make(root, SCHEMA)
     lines = [person("ann", age=1), person("bob"), person("cy", age=3)]
     newer.load(root, [*lines, knows("ann", "ann"), knows("bob", "bob", w=0.5)])
     return root

@@ -61,6 +61,17 @@ class Engine:
             text=True,
         )
 
+    @property
+    def refuses_heads(self) -> bool:
+        """Return whether it refuses to write to a table whose head was never published."""
+        return self.release >= (0, 6, 2)
+
+    def make(self, root: Path, schema: str) -> None:
+        """Make an empty graph of a schema."""
+        text = root.with_name(f"{root.name}.pg")
+        text.write_text(schema, encoding="utf-8")
+        self.run("init", "--schema", str(text), str(root))
+
     def export(self, root: Path, branch: str = "main") -> Export:
         """Return every row of a branch."""
         return parse_export(self.run("export", str(root), "--branch", branch))

@@ -17,8 +17,14 @@ from tests.support.engine import Engine
 from tests.support.graphs import PROJECT
 
 OLDER, NEWER = "0.6.1", "0.9.0"
-"""The release that graphs of stamp 2 are tried with, and the one that today's graphs are."""
-_NAMED = {OLDER: "OMNIGRAPH_ENGINE", NEWER: "OMNIGRAPH_ENGINE_09"}
+"""The release that graphs of stamp 2 are tried with, and today's, whose graphs are of stamp 6."""
+OF_STAMP_3, OF_STAMP_4 = "0.7.2", "0.8.0"
+_NAMED = {
+    OLDER: "OMNIGRAPH_ENGINE",
+    OF_STAMP_3: "OMNIGRAPH_ENGINE_07",
+    OF_STAMP_4: "OMNIGRAPH_ENGINE_08",
+    NEWER: "OMNIGRAPH_ENGINE_09",
+}
 _PACKED = PROJECT.parent / "shared" / "engines"
 
 
