@@ -20,7 +20,6 @@ from omnigraph_spark.storage import layout
 SYSTEM_COLUMNS = {layout.NODE: ("id",), layout.EDGE: ("id", "src", "dst")}
 # What the engine's grammar takes as a name: types begin with a capital letter, properties don't.
 _TYPE_NAME = re.compile(r"[A-Z][A-Za-z0-9_]*\Z")
-_PROPERTY_NAME = re.compile(r"[a-z_][A-Za-z0-9_]*\Z")
 
 
 @dataclass(frozen=True)
@@ -284,7 +283,9 @@ def reshaped(one: NodeType | EdgeType, names: Mapping[str, str | None]) -> NodeT
     can't spell.
     """
     renamed = [(p, names.get(p.name, p.name)) for p in one.properties]
-    spelled = {p.name: new for p, new in renamed if new is not None and _PROPERTY_NAME.match(new)}
+    spelled = {
+        p.name: new for p, new in renamed if new is not None and property_types.can_name(new)
+    }
     properties = tuple(
         replace(p, name=spelled[p.name]) for p in one.properties if p.name in spelled
     )
@@ -380,7 +381,7 @@ def _canonical(engine_type: EngineType) -> EngineType:
 
 def engine_type_of(column: pa.Field, carried: Mapping[str, EngineType]) -> EngineType | LeftOut:
     """Return the engine's type of a column, or why the engine can't see it."""
-    if not _PROPERTY_NAME.match(column.name):
+    if not property_types.can_name(column.name):
         return LeftOut(
             column.name,
             "the engine's property names begin with a small letter or _ and hold ASCII letters,"

@@ -36,7 +36,7 @@ _BY_ARROW = {arrow: name for name, arrow in _PLAIN.items()}
 _VECTOR = re.compile(r"Vector\s*\(\s*([1-9][0-9]{0,8})\s*\)\Z")
 _ENUM = re.compile(r"enum\s*\((.*)\)\Z", re.DOTALL)
 _ENUM_VALUE = re.compile(r"[^\s,()\"'{}\[\]]+\Z")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_NAME = re.compile(r"[a-z_][A-Za-z0-9_]*\Z")
 
 
 @dataclass(frozen=True)

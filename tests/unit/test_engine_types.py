@@ -97,7 +97,15 @@ def test_other_columns_have_no_type_of_the_engine(arrow: pa.DataType) -> None:
 
 @pytest.mark.parametrize(
     ("name", "fits"),
-    [("age", True), ("_a1", True), ("Имя", False), ("sp ace", False), ("1a", False), ("", False)],
+    [
+        ("age", True),
+        ("_a1", True),
+        ("Age", False),
+        ("Имя", False),
+        ("sp ace", False),
+        ("1a", False),
+        ("", False),
+    ],
 )
 def test_only_plain_names_go_into_the_schema_files(name: str, fits: bool) -> None:
     assert property_types.can_name(name) is fits
