@@ -169,7 +169,8 @@ class RefMethods:
         The graph's rules are checked as in a write; the option `integrity` relaxes that.
 
         Raises:
-            MergeConflictError: both changed the same rows, or edges would be left dangling.
+            MergeConflictError: both changed the same rows, both brought a value that must be
+                unique, or edges would be left dangling.
             IntegrityError: the merged graph would break a rule; nothing was published.
             BranchNotFoundError, OptionError, UnsupportedError, SchemaMismatchError: it can't be
                 merged.

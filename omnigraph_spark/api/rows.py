@@ -50,8 +50,11 @@ class RowMethods:
         >>> graph.merge_into(
         ...     "Person",
         ...     people,
-        ...     when_matched=[("source.gone", "delete"), ("source.at > target.at", "update")],
-        ...     when_not_matched=[("NOT source.gone", "insert")],
+        ...     when_matched=[
+        ...         ("source.age IS NULL", "delete"),
+        ...         ("source.seen > target.seen", {"age": "source.age", "seen": "source.seen"}),
+        ...     ],
+        ...     when_not_matched=[("source.age IS NOT NULL", "insert")],
         ... )  # doctest: +SKIP
 
         Each row of the table may be matched by one row of the frame. With a clause that deletes the

@@ -75,7 +75,7 @@ class Question:
     """What one round asks: the staged `writes` on top of `snapshot`, by the rules of `schema`.
 
     `unique` looks at `@unique`, `strict` at edges too, and `attached` also at those of other tables
-    that an overwrite of nodes would leave without an end; `set_aside` takes violating rows out of
+    that an overwrite of nodes would leave dangling; `set_aside` takes violating rows out of
     the write instead of failing it. `seen` are the fragments, by table, that an earlier round found
     in order.
     """

@@ -1,4 +1,4 @@
-"""Which edges a merge would leave without an end; on the driver, before anything is written.
+"""Which edges a merge would leave dangling; on the driver, before anything is written.
 
 Two things take an edge's end away: the merge brings an edge whose end the merged node table won't
 have, or it takes a node away at which an edge of the target ends. Both are looked for among what
@@ -70,7 +70,7 @@ class After:
 
 
 def orphans(schema: EngineSchema, after: After) -> list[tuple[str, str]]:
-    """Return (edge table, id) of each edge that the merge would leave without an end.
+    """Return (edge table, id) of each edge that the merge would leave dangling.
 
     Raises:
         StorageError: the store failed.

@@ -363,7 +363,7 @@ def test_edges_of_a_type_that_a_racing_writer_dropped_from_the_files_are_guarded
     _lose(graph, "Fast")
     (found,) = check(graph)
     assert (found.kind, found.place, found.repairable) == (checks.UNKNOWN_TYPE, fast, True)
-    with pytest.raises(IntegrityError, match=r"edges without an end: 1 of edge:Fast"):
+    with pytest.raises(IntegrityError, match=r"dangling edges: 1 of edge:Fast"):
         save(graph, {PERSON: [{"id": "c"}]}, writeMode="delete", tables=[KNOWS])
 
 

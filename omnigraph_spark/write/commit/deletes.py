@@ -212,7 +212,7 @@ def _refused(counts: Mapping[str, int], samples: list[dict[str, Any]]) -> Integr
     row = samples[0]
     each = ", ".join(f"{count} of {key}" for key, count in sorted(counts.items()))
     return IntegrityError(
-        f"The delete would leave {sum(counts.values())} edges without an end: {each}",
+        f"The delete would leave dangling edges: {each}",
         expected="no edge at a deleted node",
         found=f"for example {row['table']} {row['id']!r}: {row['src']!r} -> {row['dst']!r}",
         hint="Delete the edges in the same write, or give onDelete=cascade",

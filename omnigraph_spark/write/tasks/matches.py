@@ -178,7 +178,7 @@ def _doubled(
     return IntegrityError(
         message,
         expected="every id once",
-        found=f"{count} ids, for example {samples[0]!r}",
+        found=f"{count} of them more than once, for example {samples[0]!r}",
         hint=f"{hint}: which of them is meant is unclear",
         table_key=table_key,
         rule="unique id",

@@ -40,7 +40,7 @@ def refuse_outside(target: TableTarget, rows: pa.RecordBatch) -> None:
         return
     samples = outside.slice(0, _SAMPLES).to_pylist()
     raise IntegrityError(
-        f"{len(outside)} rows for {target.table_key} are outside of replaceWhere",
+        f"Rows for {target.table_key} are outside of replaceWhere: {len(outside)}",
         expected="rows for which the predicate is true",
         found=f"ids {', '.join(map(repr, samples[:3]))}",
         hint="Filter the frame by the same predicate, or widen it. A row for which it is NULL is "
