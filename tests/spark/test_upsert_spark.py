@@ -124,7 +124,7 @@ def test_a_delete_needs_ids_alone_and_says_which_edges_are_in_the_way(
     spark: SparkSession, uri: str
 ) -> None:
     ben = spark.createDataFrame([("b", 1)], "id STRING, whatever INT")
-    with refused(IntegrityError, "leave 1 edges without an end: 1 of edge:Knows"):
+    with refused(IntegrityError, "leave dangling edges: 1 of edge:Knows"):
         save(ben, uri, table="node:Person", writeMode="delete")
     save(ben, uri, table="node:Person", writeMode="delete", onDelete="cascade")
     assert counts(uri) == {"node:Person": 1, "edge:Knows": 0}
