@@ -101,7 +101,7 @@ def _set_config(manifest: LanceDataset) -> None:
 def compact_own_datasets(storage: Storage, branch: str, graph_version: int) -> None:
     """Compact a branch's `__manifest` if the version that was just published is due; never raises.
 
-    Runs on the driver, after each publish; costs nothing but at every 16th version. Whoever
+    Runs on the driver, after each publish; costs nothing but at every 8th version. Whoever
     published that version does it, so no two processes do the same, and publishes that go on
     meanwhile are safe: one of the two is refused and retried or given up (rule 28). Left out
     where auto-cleanup settings are still on the dataset, since a commit would run them.

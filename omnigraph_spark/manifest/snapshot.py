@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +26,6 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.manifest import formats, identities, migrations
 from omnigraph_spark.manifest.rows import (
-    IDENTITY_SCHEMA,
     MANIFEST_SCHEMA,
     OURS,
     TABLE,
@@ -36,7 +33,7 @@ from omnigraph_spark.manifest.rows import (
     VERSION,
     fit,
 )
-from omnigraph_spark.storage import layout, store
+from omnigraph_spark.storage import kept_rows, layout, store
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.storage.layout import Identity
 from omnigraph_spark.storage.store import Storage
@@ -448,14 +445,7 @@ def load(storage: Storage, branch: str = layout.MAIN, version: int | None = None
     return fold(read_rows(manifest), branch, pinned)
 
 
-_BIG_ROWS = 1024
 _MOST_FILE_NAME = 255
-_ADDRESS = "_rowaddr"
-_MOST_BYTES = 64 << 20
-_MOST_FRAGMENTS = 1024
-
-_kept: OrderedDict[str, tuple[pa.Table, int]] = OrderedDict()
-_lock = threading.Lock()
 
 
 def forget(storage: Storage) -> None:
@@ -464,8 +454,7 @@ def forget(storage: Storage) -> None:
     Otherwise a process has what it once read of files that never change, whatever became of them.
     """
     store.forget(storage)
-    with _lock:
-        _kept.clear()
+    kept_rows.forget()
 
 
 def read_all(manifest: LanceDataset) -> pa.Table:
@@ -474,63 +463,12 @@ def read_all(manifest: LanceDataset) -> pa.Table:
     A fragment's rows are read once per process. Those of small fragments come in one piece: a fold
     over many pieces takes twice as long.
     """
-    fragments = {_name(manifest, one): one for one in manifest.get_fragments()}
-    with _lock:
-        found = {name: _kept[name][0] for name in fragments if name in _kept}
-        for name in found:
-            _kept.move_to_end(name)
-    new = {name: one for name, one in fragments.items() if name not in found}
-    big = {name: one for name, one in new.items() if one.metadata.num_rows >= _BIG_ROWS}
-    read = {name: _scan(manifest, [one]) for name, one in big.items()}
-    read |= _small(manifest, {name: one for name, one in new.items() if name not in big})
-    _keep(read)
-    found |= read
-    tables = [found[name] for name, one in fragments.items() if one.metadata.num_rows >= _BIG_ROWS]
-    small = [found[name] for name, one in fragments.items() if one.metadata.num_rows < _BIG_ROWS]
+    fragments = manifest.get_fragments()
+    empty = fit(manifest.schema.empty_table())
+    read = kept_rows.read(manifest, fragments, empty.schema.names, fit)
+    is_big = [one.metadata.num_rows >= kept_rows.BIG_ROWS for one in fragments]
+    tables = [rows for rows, big in zip(read, is_big, strict=True) if big]
+    small = [rows for rows, big in zip(read, is_big, strict=True) if not big]
     if small or not tables:
-        tables.append(pa.concat_tables(small or [_scan(manifest, [])]).combine_chunks())
+        tables.append(pa.concat_tables(small or [empty]).combine_chunks())
     return identities.named(pa.concat_tables(tables))
-
-
-def _small(manifest: LanceDataset, fragments: Mapping[str, Any]) -> dict[str, pa.Table]:
-    """Read small fragments in one scan, and return the rows of each."""
-    if len(fragments) < 2:
-        return {name: _scan(manifest, [one]) for name, one in fragments.items()}
-    rows = _scan(manifest, [*fragments.values()], addressed=True)
-    ids = pc.shift_right(rows[_ADDRESS], pa.scalar(32, pa.uint64()))
-    rows = rows.drop_columns([_ADDRESS])
-    return {
-        name: rows.filter(pc.equal(ids, one.fragment_id)).combine_chunks()
-        for name, one in fragments.items()
-    }
-
-
-def _keep(read: Mapping[str, pa.Table]) -> None:
-    if not read:
-        return
-    with _lock:
-        _kept.update({name: (rows, rows.nbytes) for name, rows in read.items()})
-        size = sum(each for _, each in _kept.values())
-        while size > _MOST_BYTES or len(_kept) > _MOST_FRAGMENTS:
-            size -= _kept.popitem(last=False)[1][1]
-
-
-def _name(manifest: LanceDataset, fragment: Any) -> str:
-    """Return what a fragment's rows follow from: its files, deletions too, and the columns."""
-    columns = [(field.name(), field.id()) for field in manifest.lance_schema.fields()]
-    return json.dumps([columns, fragment.metadata.to_json()])
-
-
-def _scan(manifest: LanceDataset, fragments: list[Any], *, addressed: bool = False) -> pa.Table:
-    """Read fragments, with the addresses of their rows as the last column if they are wanted."""
-    wide = identities.has_identities(manifest.schema.empty_table())
-    names = (IDENTITY_SCHEMA if wide else MANIFEST_SCHEMA).names
-    if not fragments:
-        return fit(manifest.schema.empty_table())
-    rows = manifest.scanner(
-        columns=names, fragments=fragments, with_row_address=addressed
-    ).to_table()
-    fitted = fit(rows)
-    if addressed:
-        fitted = fitted.append_column(_ADDRESS, rows[_ADDRESS])
-    return fitted.combine_chunks()

@@ -9,13 +9,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import lance
+import pyarrow as pa
 import pytest
 
 from omnigraph_spark.errors import StorageError
 from omnigraph_spark.history import commits, runs
 from omnigraph_spark.history.init import compact_own_datasets, init_graph
-from omnigraph_spark.manifest import snapshot
-from omnigraph_spark.storage import append_log, layout, store
+from omnigraph_spark.manifest import rows, snapshot
+from omnigraph_spark.storage import append_log, gathering, layout, store
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
 from tests.support import graphs
@@ -70,14 +72,14 @@ def test_the_manifest_keeps_few_fragments_and_every_version(graph: Storage) -> N
     assert [c.manifest_version for c in commits.read_commits(graph)] == [1, *seen]
 
 
-def test_nothing_is_done_but_at_every_sixteenth_version(graph: Storage) -> None:
+def test_nothing_is_done_but_at_every_eighth_version(graph: Storage) -> None:
     for version in range(1, 4):
         publish_version(graph, KEY, version)
     before = graphs.file_hashes(Path(graph.root))
-    for version in (1, 15, 17, 31):
+    for version in (1, 7, 9, 15):
         compact_own_datasets(graph, "main", version)
     assert graphs.file_hashes(Path(graph.root)) == before
-    compact_own_datasets(graph, "main", 16)
+    compact_own_datasets(graph, "main", 8)
     assert fragments(graph, layout.MANIFEST) == 1
 
 
@@ -154,6 +156,66 @@ def test_publishes_go_on_while_others_compact(graph: Storage) -> None:
     assert rows.num_rows == workers * (count + 1)
 
 
+def test_gathering_loses_against_a_publish_that_changed_one_of_the_fragments(
+    graph: Storage,
+) -> None:
+    for version in range(1, 4):
+        publish_version(graph, KEY, version)
+    stale = graph.dataset(layout.MANIFEST)
+    publish_version(graph, KEY, 4)
+    with pytest.raises(OSError, match="conflict"):
+        gathering.gathered(stale, append_log.SMALL_ROWS)
+    assert snapshot.load(graph).version(KEY) == 4
+    assert graph.dataset(layout.MANIFEST).version == stale.version + 1
+
+
+def test_a_publish_from_below_a_gathering_loses_and_lands_the_next_time(graph: Storage) -> None:
+    for version in range(1, 4):
+        publish_version(graph, KEY, version)
+    below = graph.dataset(layout.MANIFEST)
+    compact_own_datasets(graph, "main", 8)
+    row = rows.to_arrow([rows.TableRow(KEY, layout.table_location(KEY))])
+    merge = below.merge_insert("object_id").when_matched_update_all().conflict_retries(0)
+    with pytest.raises(OSError, match="Too many concurrent writers"):
+        merge.execute(row)
+    publish_version(graph, KEY, 4)
+    assert snapshot.load(graph).version(KEY) == 4
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_gathered_rows_and_their_columns_are_what_they_were(graph: Storage, is_new: bool) -> None:
+    for version in range(1, 6):
+        publish_version(graph, KEY, version)
+    before = graph.dataset(layout.MANIFEST)
+    if is_new:
+        snapshot.forget(graph)
+    compact_own_datasets(graph, "main", 8)
+    after = graph.dataset(layout.MANIFEST)
+    assert (after.version, len(after.get_fragments())) == (before.version + 1, 1)
+    assert after.schema.equals(before.schema, check_metadata=True)
+    assert after.to_table().sort_by("object_id") == before.to_table().sort_by("object_id")
+
+
+def test_a_column_that_is_not_known_here_is_gathered_too(graph: Storage) -> None:
+    for version in range(1, 4):
+        publish_version(graph, KEY, version)
+    graph.dataset(layout.MANIFEST).add_columns({"newer": "object_id"})
+    before = graph.dataset(layout.MANIFEST).to_table().sort_by("object_id")
+    compact_own_datasets(graph, "main", 8)
+    assert fragments(graph, layout.MANIFEST) == 1
+    assert graph.dataset(layout.MANIFEST).to_table().sort_by("object_id") == before
+
+
+def test_a_dataset_with_row_ids_of_its_own_is_left_to_lance(tmp_path: Path) -> None:
+    storage = Storage.at(str(tmp_path))
+    table = pa.table({"id": ["a"]})
+    storage.create_dataset("t", table, stable_row_ids=True)
+    made = lance.write_dataset(table, storage.dataset("t"), mode="append")
+    assert not gathering.gathered(made, 8)
+    append_log.compact(made, 8)
+    assert fragments(storage, "t") == 1
+
+
 @pytest.mark.long
 def test_all_of_it_works_on_any_store(store: Store) -> None:
     storage = store.storage("graph")
@@ -224,7 +286,7 @@ def test_rows_appended_during_a_compaction_are_among_the_newest(graph: Storage) 
     """They stand before the compacted fragment, since it takes its place when it is committed."""
     from lance.optimize import Compaction
 
-    old = note(graph, 14)
+    old = note(graph, 5)
     dataset = graph.dataset(layout.GRAPH_RUN_ACTORS)
     plan = Compaction.plan(dataset, {"target_rows_per_fragment": append_log.SMALL_ROWS})
     done = [task.execute(dataset) for task in plan.tasks]
