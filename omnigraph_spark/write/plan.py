@@ -47,6 +47,7 @@ from omnigraph_spark.schema.model import (
 from omnigraph_spark.schema.property_types import EngineType, is_blob
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.opened import version_of
 from omnigraph_spark.storage.store import Storage, normalize_root
 from omnigraph_spark.write import shared
 from omnigraph_spark.write.reads import FRAMES, ReadFrom, Span, has_same_rows, spans_of_others
@@ -240,6 +241,7 @@ def plan_write(
     tables: Mapping[str, NewTable | None],
     read_versions: Mapping[str, int] | None = None,
     reads: Mapping[str, ReadFrom] | None = None,
+    snapshot: Snapshot | None = None,
 ) -> WritePlan:
     """Plan a write of `tables`; runs on the driver once per write.
 
@@ -250,6 +252,7 @@ def plan_write(
     `tables` maps table keys to what is needed to create the table, None where it must exist.
     `read_versions` are the table versions that an overwrite's frame says it was read from, `reads`
     the same of an upsert or delete, which may be older: its rows are what must not have changed.
+    `snapshot` is the `head` of the same options, where the caller has just read it.
 
     Raises:
         TableNotFoundError: a table isn't there and can't be made from the frame.
@@ -259,7 +262,7 @@ def plan_write(
         OptionError, SchemaMismatchError, UnsupportedError: what the frame asks for can't be done.
         StorageError: the store failed.
     """
-    snapshot = head(storage, options)
+    snapshot = head(storage, options) if snapshot is None else snapshot
     schema = known_types.known(storage, snapshot).schema
     targets = {
         key: _target(storage, snapshot, schema, options.mode, key, new)
@@ -431,7 +434,7 @@ def _existing(
             f"{entry.table_key} of main is published from the table branch {entry.table_branch}",
             hint="Such a table can be read, not written",
         )
-    dataset = storage.dataset(entry.location, entry.table_branch, entry.table_version)
+    dataset = version_of(storage, entry.location, entry.table_branch, entry.table_version)
     known = schema.of_table(entry.table_key)
     if snapshot.identities:
         shared.check_table(entry.table_key, dataset.schema)
