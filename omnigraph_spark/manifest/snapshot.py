@@ -67,7 +67,8 @@ class Snapshot:
     `locations` has every table that ever had a row, `floors` the highest version or tombstone of
     each: what is published next must be above it. `types` are filled by `known_types` alone, for
     those who need them. `identities` are the ids of the tables, in formats that have them; there
-    `locations` and `floors` are of the tables that are there alone.
+    `locations` and `floors` are of the tables that are there alone. `identifier` is what told the
+    branch from others of its name before it was read, where a writer asked for it (rule 23).
     """
 
     branch: str
@@ -77,6 +78,7 @@ class Snapshot:
     floors: Mapping[str, int]
     types: Mapping[str, str] = field(default_factory=dict)
     identities: Mapping[str, Identity] = field(default_factory=dict)
+    identifier: str | None = field(default=None, compare=False)
 
     def entry(self, key: str) -> TableEntry:
         """Return a table's entry.
@@ -311,11 +313,27 @@ def open_at(
     Raises:
         OmnigraphError: as `open_manifest`.
     """
+    manifest, number, _ = _opened(storage, branch, version)
+    return manifest, number
+
+
+def open_identified(storage: Storage, branch: str = layout.MAIN) -> tuple[LanceDataset, str | None]:
+    """Open the newest `__manifest` of a branch, and return its identifier; None for `main`.
+
+    Raises:
+        OmnigraphError: as `open_manifest`.
+    """
+    manifest, _, identifier = _opened(storage, branch, None)
+    return manifest, identifier
+
+
+def _opened(
+    storage: Storage, branch: str, version: int | None
+) -> tuple[LanceDataset, int, str | None]:
     from omnigraph_spark.storage import relocation
 
     name = layout.lance_branch(branch)
-    if name is not None:
-        branch_ref(storage, branch)
+    identifier = None if name is None else branch_ref(storage, branch).identifier
     if version is None:
         head = open_main(storage) if name is None else storage.dataset(layout.MANIFEST, name)
         version = int(head.version)
@@ -323,7 +341,7 @@ def open_at(
     else:
         manifest = _open_version(storage, branch, version)
     migrations.check_readable(manifest)
-    return manifest, version
+    return manifest, version, identifier
 
 
 def head_version(storage: Storage, branch: str = layout.MAIN) -> int:
@@ -390,16 +408,10 @@ def branch_ref(storage: Storage, branch: str) -> BranchRef:
         BranchNotFoundError: the graph has no such branch; what exists is listed.
         StorageError: the store failed.
     """
-    path = layout.ref_path(layout.MANIFEST, branch)
-    is_name = len(path.rpartition("/")[2]) <= _MOST_FILE_NAME and branch != layout.SCHEMA_LOCK
-    data = storage.get(path) if is_name else None
-    if data is not None:
-        # Any other form is left to Lance.
-        with suppress(ValueError, KeyError, TypeError, AttributeError):
-            found = json.loads(data)
-            pairs = [(int(number), str(name)) for number, name in _mapping(found)]
-            version = int(found["parentVersion"])
-            return BranchRef(found["parentBranch"] or layout.MAIN, version, str(pairs))
+    if branch != layout.SCHEMA_LOCK:
+        told = ref_in_file(storage, layout.MANIFEST, branch)
+        if told is not None:
+            return told
     with translated("Listing the branches of __manifest"):
         listed = open_main(storage).branches.list()
     listed.pop(layout.SCHEMA_LOCK, None)
@@ -411,6 +423,25 @@ def branch_ref(storage: Storage, branch: str) -> BranchRef:
         int(there["parent_version"]),
         str(there["branch_identifier"]),
     )
+
+
+def ref_in_file(storage: Storage, location: str, branch: str) -> BranchRef | None:
+    """Return what the file of a dataset's branch says; None: no file, or one of another form.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    path = layout.ref_path(location, branch)
+    is_name = len(path.rpartition("/")[2]) <= _MOST_FILE_NAME
+    data = storage.get(path) if is_name else None
+    if data is not None:
+        # Any other form is left to Lance.
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            found = json.loads(data)
+            pairs = [(int(number), str(name)) for number, name in _mapping(found)]
+            version = int(found["parentVersion"])
+            return BranchRef(found["parentBranch"] or layout.MAIN, version, str(pairs))
+    return None
 
 
 def _mapping(found: Any) -> Any:

@@ -52,6 +52,16 @@ class Opened:
 _current: ContextVar[Opened | None] = ContextVar("opened", default=None)
 
 
+@contextmanager
+def one_call() -> Iterator[None]:
+    """Let what a function opens be kept until it ends, or as long as that of its caller."""
+    if _current.get() is not None:
+        yield
+        return
+    with Opened().used():
+        yield
+
+
 def version_of(
     storage: Storage, location: str, table_branch: str | None, version: int
 ) -> LanceDataset:

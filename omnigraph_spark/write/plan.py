@@ -28,8 +28,8 @@ from omnigraph_spark.manifest import crash_records, known_types, migrations, sch
 from omnigraph_spark.manifest.snapshot import (
     Snapshot,
     TableEntry,
-    branch_ref,
     fold,
+    open_identified,
     open_manifest,
     read_rows,
 )
@@ -47,7 +47,7 @@ from omnigraph_spark.schema.model import (
 from omnigraph_spark.schema.property_types import EngineType, is_blob
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
-from omnigraph_spark.storage.opened import version_of
+from omnigraph_spark.storage.opened import one_call, version_of
 from omnigraph_spark.storage.store import Storage, normalize_root
 from omnigraph_spark.write import shared
 from omnigraph_spark.write.reads import FRAMES, ReadFrom, Span, has_same_rows, spans_of_others
@@ -235,6 +235,7 @@ class WritePlan:
         return ours
 
 
+@one_call()
 def plan_write(
     storage: Storage,
     options: WriteOptions,
@@ -300,9 +301,7 @@ def plan_write(
         txn=options.txn,
         unchecked=options.mode == OVERWRITE
         and not set(targets) <= {*(read_versions or {}), *options.expected_table_versions},
-        branch_identifier=None
-        if layout.lance_branch(options.branch) is None
-        else branch_ref(storage, options.branch).identifier,
+        branch_identifier=snapshot.identifier,
         settings=Settings.of(options),
         on_delete=options.on_delete,
         integrity=integrity,
@@ -367,7 +366,7 @@ def head(storage: Storage, options: WriteOptions) -> Snapshot:
             layout.check_branch_name(branch)
             branch, version = refs.named(storage, options.branch_from)
             origin = known_types.load_with_types(storage, branch, version)
-        manifest = open_manifest(storage, branch)
+        manifest, identifier = open_identified(storage, branch)
     except GraphNotFoundError:
         if layout.lance_branch(options.branch) is not None:
             raise
@@ -381,7 +380,8 @@ def head(storage: Storage, options: WriteOptions) -> Snapshot:
     if branch != options.branch:
         return replace(origin, branch=options.branch, graph_version=_NO_BRANCH)
     rows = read_rows(manifest)
-    return known_types.with_types(fold(rows, branch, manifest.version), rows)
+    snapshot = known_types.with_types(fold(rows, branch, manifest.version), rows)
+    return replace(snapshot, identifier=identifier)
 
 
 def _target(
