@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from lance import LanceDataset
 
 # Every 8th version gathers the fragments since the last time, every 512th the gathered ones: so a
-# row is rewritten some times in its life, however long the log gets. A merge into `__manifest`
-# reads each of its fragments, a process that is new to a log each of its own: with 8 the requests
-# for both together are the fewest.
+# row is rewritten some times in its life, however long the log gets. A process that is new to a log
+# reads each of its fragments.
 COMPACT_EVERY = 8
 GATHER_EVERY = 512
 SMALL_ROWS = 128
