@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+_LOOKED_AT_EVERY = 3
+_MANY_SMALL = 6
 _CONFIG: dict[str, str | None] = {"table_version_management": "true"}
 """What the engine sets on its own `__manifest`."""
 
@@ -101,17 +103,21 @@ def _set_config(manifest: LanceDataset) -> None:
 def compact_own_datasets(storage: Storage, branch: str, graph_version: int) -> None:
     """Compact a branch's `__manifest` if the version that was just published is due; never raises.
 
-    Runs on the driver, after each publish; costs nothing but at every 16th version. Whoever
-    published that version does it, so no two processes do the same, and publishes that go on
-    meanwhile are safe: one of the two is refused and retried or given up (rule 28). Left out
-    where auto-cleanup settings are still on the dataset, since a commit would run them.
+    Runs on the driver, after each publish; costs nothing but at every third version, and there
+    little while fragments are few: a branch may have many from the beginning. Whoever published
+    that version does it, so no two processes do the same, and publishes that go on meanwhile are
+    safe: one of the two is refused and retried or given up (rule 28). Left out where auto-cleanup
+    settings are still on the dataset, since a commit would run them.
     """
-    if graph_version % append_log.COMPACT_EVERY:
+    if graph_version % _LOOKED_AT_EVERY and graph_version % append_log.GATHER_EVERY:
         return
     try:
         with translated(f"Compacting {layout.MANIFEST}"):
             manifest = storage.dataset(layout.MANIFEST, branch)
-            if not store.keys(manifest):
+            rows = [fragment.metadata.num_rows for fragment in manifest.get_fragments()]
+            small = sum(count < append_log.SMALL_ROWS for count in rows)
+            is_due = small >= _MANY_SMALL or graph_version % append_log.GATHER_EVERY == 0
+            if is_due and not store.keys(manifest):
                 append_log.compact(manifest, graph_version)
     except OmnigraphError as error:
         _log.info("%s was left as it is: %s", layout.MANIFEST, error)

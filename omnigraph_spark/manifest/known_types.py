@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -31,6 +31,7 @@ from omnigraph_spark.manifest.snapshot import (
     open_at,
     read_rows,
 )
+from omnigraph_spark.schema.files import Found
 from omnigraph_spark.schema.model import EdgeType, EngineSchema, NodeType, with_lost
 from omnigraph_spark.storage.relocation import open_for_reading
 from omnigraph_spark.storage.store import Storage
@@ -111,9 +112,24 @@ def known(storage: Storage, snapshot: Snapshot) -> Known:
         CorruptManifestError: `_schema.pg` is missing, empty or cut off, or can't be read.
         StorageError: the store failed.
     """
-    files = engine_schema.read_for_writing(storage, bool(snapshot.tables), are_described(snapshot))
-    schema, lost = filled(storage, files.schema, snapshot)
-    return Known(schema, lost, files.text)
+    return known_of(storage, [snapshot])[0]
+
+
+def known_of(storage: Storage, snapshots: Sequence[Snapshot]) -> list[Known]:
+    """Return `known` of each of several snapshots, by one look at the files where that tells all.
+
+    Raises:
+        CorruptManifestError, StorageError: as `known`.
+    """
+    read: dict[tuple[bool, bool], Found] = {}
+    every = []
+    for snapshot in snapshots:
+        asked = bool(snapshot.tables), are_described(snapshot)
+        if asked not in read:
+            read[asked] = engine_schema.read_for_writing(storage, *asked)
+        files = read[asked]
+        every.append(Known(*filled(storage, files.schema, snapshot), files.text))
+    return every
 
 
 def filled(

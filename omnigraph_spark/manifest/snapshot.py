@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +26,6 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.manifest import formats, identities, migrations
 from omnigraph_spark.manifest.rows import (
-    IDENTITY_SCHEMA,
     MANIFEST_SCHEMA,
     OURS,
     TABLE,
@@ -36,7 +33,7 @@ from omnigraph_spark.manifest.rows import (
     VERSION,
     fit,
 )
-from omnigraph_spark.storage import layout, store
+from omnigraph_spark.storage import kept_rows, layout, store
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
 from omnigraph_spark.storage.layout import Identity
 from omnigraph_spark.storage.store import Storage
@@ -70,7 +67,8 @@ class Snapshot:
     `locations` has every table that ever had a row, `floors` the highest version or tombstone of
     each: what is published next must be above it. `types` are filled by `known_types` alone, for
     those who need them. `identities` are the ids of the tables, in formats that have them; there
-    `locations` and `floors` are of the tables that are there alone.
+    `locations` and `floors` are of the tables that are there alone. `identifier` is what told the
+    branch from others of its name before it was read, where a writer asked for it (rule 23).
     """
 
     branch: str
@@ -80,6 +78,7 @@ class Snapshot:
     floors: Mapping[str, int]
     types: Mapping[str, str] = field(default_factory=dict)
     identities: Mapping[str, Identity] = field(default_factory=dict)
+    identifier: str | None = field(default=None, compare=False)
 
     def entry(self, key: str) -> TableEntry:
         """Return a table's entry.
@@ -320,11 +319,27 @@ def open_at(
     Raises:
         OmnigraphError: as `open_manifest`.
     """
+    manifest, number, _ = _opened(storage, branch, version)
+    return manifest, number
+
+
+def open_identified(storage: Storage, branch: str = layout.MAIN) -> tuple[LanceDataset, str | None]:
+    """Open the newest `__manifest` of a branch, and return its identifier; None for `main`.
+
+    Raises:
+        OmnigraphError: as `open_manifest`.
+    """
+    manifest, _, identifier = _opened(storage, branch, None)
+    return manifest, identifier
+
+
+def _opened(
+    storage: Storage, branch: str, version: int | None
+) -> tuple[LanceDataset, int, str | None]:
     from omnigraph_spark.storage import relocation
 
     name = layout.lance_branch(branch)
-    if name is not None:
-        branch_ref(storage, branch)
+    identifier = None if name is None else branch_ref(storage, branch).identifier
     if version is None:
         head = open_main(storage) if name is None else storage.dataset(layout.MANIFEST, name)
         version = int(head.version)
@@ -332,7 +347,7 @@ def open_at(
     else:
         manifest = _open_version(storage, branch, version)
     migrations.check_readable(manifest)
-    return manifest, version
+    return manifest, version, identifier
 
 
 def head_version(storage: Storage, branch: str = layout.MAIN) -> int:
@@ -399,16 +414,10 @@ def branch_ref(storage: Storage, branch: str) -> BranchRef:
         BranchNotFoundError: the graph has no such branch; what exists is listed.
         StorageError: the store failed.
     """
-    path = layout.ref_path(layout.MANIFEST, branch)
-    is_name = len(path.rpartition("/")[2]) <= _MOST_FILE_NAME and branch != layout.SCHEMA_LOCK
-    data = storage.get(path) if is_name else None
-    if data is not None:
-        # Any other form is left to Lance.
-        with suppress(ValueError, KeyError, TypeError, AttributeError):
-            found = json.loads(data)
-            pairs = [(int(number), str(name)) for number, name in _mapping(found)]
-            version = int(found["parentVersion"])
-            return BranchRef(found["parentBranch"] or layout.MAIN, version, str(pairs))
+    if branch != layout.SCHEMA_LOCK:
+        told = ref_in_file(storage, layout.MANIFEST, branch)
+        if told is not None:
+            return told
     with translated("Listing the branches of __manifest"):
         listed = open_main(storage).branches.list()
     listed.pop(layout.SCHEMA_LOCK, None)
@@ -420,6 +429,25 @@ def branch_ref(storage: Storage, branch: str) -> BranchRef:
         int(there["parent_version"]),
         str(there["branch_identifier"]),
     )
+
+
+def ref_in_file(storage: Storage, location: str, branch: str) -> BranchRef | None:
+    """Return what the file of a dataset's branch says; None: no file, or one of another form.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    path = layout.ref_path(location, branch)
+    is_name = len(path.rpartition("/")[2]) <= _MOST_FILE_NAME
+    data = storage.get(path) if is_name else None
+    if data is not None:
+        # Any other form is left to Lance.
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            found = json.loads(data)
+            pairs = [(int(number), str(name)) for number, name in _mapping(found)]
+            version = int(found["parentVersion"])
+            return BranchRef(found["parentBranch"] or layout.MAIN, version, str(pairs))
+    return None
 
 
 def _mapping(found: Any) -> Any:
@@ -454,14 +482,7 @@ def load(storage: Storage, branch: str = layout.MAIN, version: int | None = None
     return fold(read_rows(manifest), branch, pinned)
 
 
-_BIG_ROWS = 1024
 _MOST_FILE_NAME = 255
-_ADDRESS = "_rowaddr"
-_MOST_BYTES = 64 << 20
-_MOST_FRAGMENTS = 1024
-
-_kept: OrderedDict[str, tuple[pa.Table, int]] = OrderedDict()
-_lock = threading.Lock()
 
 
 def forget(storage: Storage) -> None:
@@ -470,8 +491,7 @@ def forget(storage: Storage) -> None:
     Otherwise a process has what it once read of files that never change, whatever became of them.
     """
     store.forget(storage)
-    with _lock:
-        _kept.clear()
+    kept_rows.forget()
 
 
 def read_all(manifest: LanceDataset) -> pa.Table:
@@ -480,63 +500,12 @@ def read_all(manifest: LanceDataset) -> pa.Table:
     A fragment's rows are read once per process. Those of small fragments come in one piece: a fold
     over many pieces takes twice as long.
     """
-    fragments = {_name(manifest, one): one for one in manifest.get_fragments()}
-    with _lock:
-        found = {name: _kept[name][0] for name in fragments if name in _kept}
-        for name in found:
-            _kept.move_to_end(name)
-    new = {name: one for name, one in fragments.items() if name not in found}
-    big = {name: one for name, one in new.items() if one.metadata.num_rows >= _BIG_ROWS}
-    read = {name: _scan(manifest, [one]) for name, one in big.items()}
-    read |= _small(manifest, {name: one for name, one in new.items() if name not in big})
-    _keep(read)
-    found |= read
-    tables = [found[name] for name, one in fragments.items() if one.metadata.num_rows >= _BIG_ROWS]
-    small = [found[name] for name, one in fragments.items() if one.metadata.num_rows < _BIG_ROWS]
+    fragments = manifest.get_fragments()
+    empty = fit(manifest.schema.empty_table())
+    read = kept_rows.read(manifest, fragments, empty.schema.names, fit)
+    is_big = [one.metadata.num_rows >= kept_rows.BIG_ROWS for one in fragments]
+    tables = [rows for rows, big in zip(read, is_big, strict=True) if big]
+    small = [rows for rows, big in zip(read, is_big, strict=True) if not big]
     if small or not tables:
-        tables.append(pa.concat_tables(small or [_scan(manifest, [])]).combine_chunks())
+        tables.append(pa.concat_tables(small or [empty]).combine_chunks())
     return identities.named(pa.concat_tables(tables))
-
-
-def _small(manifest: LanceDataset, fragments: Mapping[str, Any]) -> dict[str, pa.Table]:
-    """Read small fragments in one scan, and return the rows of each."""
-    if len(fragments) < 2:
-        return {name: _scan(manifest, [one]) for name, one in fragments.items()}
-    rows = _scan(manifest, [*fragments.values()], addressed=True)
-    ids = pc.shift_right(rows[_ADDRESS], pa.scalar(32, pa.uint64()))
-    rows = rows.drop_columns([_ADDRESS])
-    return {
-        name: rows.filter(pc.equal(ids, one.fragment_id)).combine_chunks()
-        for name, one in fragments.items()
-    }
-
-
-def _keep(read: Mapping[str, pa.Table]) -> None:
-    if not read:
-        return
-    with _lock:
-        _kept.update({name: (rows, rows.nbytes) for name, rows in read.items()})
-        size = sum(each for _, each in _kept.values())
-        while size > _MOST_BYTES or len(_kept) > _MOST_FRAGMENTS:
-            size -= _kept.popitem(last=False)[1][1]
-
-
-def _name(manifest: LanceDataset, fragment: Any) -> str:
-    """Return what a fragment's rows follow from: its files, deletions too, and the columns."""
-    columns = [(field.name(), field.id()) for field in manifest.lance_schema.fields()]
-    return json.dumps([columns, fragment.metadata.to_json()])
-
-
-def _scan(manifest: LanceDataset, fragments: list[Any], *, addressed: bool = False) -> pa.Table:
-    """Read fragments, with the addresses of their rows as the last column if they are wanted."""
-    wide = identities.has_identities(manifest.schema.empty_table())
-    names = (IDENTITY_SCHEMA if wide else MANIFEST_SCHEMA).names
-    if not fragments:
-        return fit(manifest.schema.empty_table())
-    rows = manifest.scanner(
-        columns=names, fragments=fragments, with_row_address=addressed
-    ).to_table()
-    fitted = fit(rows)
-    if addressed:
-        fitted = fitted.append_column(_ADDRESS, rows[_ADDRESS])
-    return fitted.combine_chunks()

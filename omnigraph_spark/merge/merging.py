@@ -34,10 +34,11 @@ from omnigraph_spark.merge.edges import After
 from omnigraph_spark.merge.rules import DELETE_UPDATE, FAIL, ORPHAN, OURS, SOURCE, TARGET, THEIRS
 from omnigraph_spark.merge.tables import Outcome, Runner, TableMerge
 from omnigraph_spark.options import WriteOptions
-from omnigraph_spark.refs import property_files, refs
-from omnigraph_spark.refs.merge_base import head_commit, joined, merge_bases
+from omnigraph_spark.refs import property_files
+from omnigraph_spark.refs.merge_base import Lines, head_commit, joined, merge_bases
 from omnigraph_spark.schema.model import EdgeType, EngineSchema, NodeType
 from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.opened import Opened
 from omnigraph_spark.storage.progress import Progress
 from omnigraph_spark.storage.relocation import open_for_reading
 from omnigraph_spark.storage.store import Storage
@@ -48,6 +49,7 @@ from omnigraph_spark.write.plan import (
     NewTable,
     TableTarget,
     WritePlan,
+    head,
     plan_write,
     refuse_moved_on,
 )
@@ -70,15 +72,17 @@ class Sides:
     target: Snapshot
     base_commits: tuple[Commit, ...]
     heads: tuple[Commit, Commit]
+    lines: Lines
 
     @classmethod
     def of(cls, storage: Storage, source: str, into: str) -> Sides:
         """Load the heads of two branches and their newest common commits."""
         theirs, ours = (known_types.load_with_types(storage, branch) for branch in (source, into))
-        heads = head_commit(storage, theirs), head_commit(storage, ours)
-        common = merge_bases(storage, *heads)
+        lines = Lines(storage)
+        heads = head_commit(storage, theirs, lines), head_commit(storage, ours, lines)
+        common = merge_bases(storage, *heads, lines)
         bases = tuple(load(storage, base.branch, base.manifest_version) for base in common)
-        return cls(bases, theirs, ours, tuple(common), heads)
+        return cls(bases, theirs, ours, tuple(common), heads, lines)
 
     @property
     def fast_forward(self) -> bool:
@@ -137,6 +141,7 @@ class Prepared:
     counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
     mark: str | None = None
     merges: Mapping[str, TableMerge] = field(default_factory=dict)
+    opened: Opened = field(default_factory=Opened)
 
 
 def resolver(resolution: str | Mapping[str, str]) -> Callable[[str], str]:
@@ -177,7 +182,21 @@ def prepare(
     """
     if source == into:
         raise OptionError("A branch can't be merged into itself", found=source)
-    sides = Sides.of(storage, refs.branch_named(storage, source), into)
+    opened = Opened()
+    with opened.used():
+        prepared = _prepared(storage, source, into, start, resolve, only_fast_forward)
+    return replace(prepared, opened=opened)
+
+
+def _prepared(
+    storage: Storage,
+    source: str,
+    into: str,
+    start: Start,
+    resolve: Callable[[str], str],
+    only_fast_forward: bool,
+) -> Prepared:
+    sides = Sides.of(storage, source, into)
     if only_fast_forward and not sides.fast_forward:
         raise UnsupportedError(
             f"{into} has moved since {source} began: no fast-forward is possible",
@@ -199,8 +218,8 @@ def prepare(
         or (key in columns and columns[key].is_changed)
     )
     dropped = tuple(work.dropped)
-    schema = known_types.known(storage, sides.target).schema
-    schema = schema.with_types(known_types.known(storage, sides.source).schema)
+    ours, theirs = known_types.known_of(storage, (sides.target, sides.source))
+    schema = ours.schema.with_types(theirs.schema)
     after = After(storage, sides.target, set(written), set(dropped), runner.facts)
     loose = edges.orphans(schema, after)
     progress.step("edge ends are checked")
@@ -336,7 +355,7 @@ class _Work:
         if len(self.sides.base_commits) != 1:
             return None
         head = self.sides.heads[0 if side == SOURCE else 1]
-        joined_at = joined(self.storage, head, self.sides.base_commits[0])
+        joined_at = joined(self.storage, head, self.sides.base_commits[0], self.sides.lines)
         if joined_at is None:
             return None
         return load(self.storage, joined_at.branch, joined_at.manifest_version).tables.get(key)
@@ -371,11 +390,13 @@ def publish(prepared: Prepared, options: WriteOptions) -> Committed:
     """
     end = time.monotonic() + options.commit_timeout_seconds
     while True:
-        planned = _planned(prepared, options)
+        with prepared.opened.used():
+            planned = _planned(prepared, options)
         try:
             with staging.recorded(planned.storage, planned.publish_id) as planned_at:
                 planned = replace(planned, planned_at=planned_at)
-                staged = prepared.runner.staged(planned)
+                with prepared.opened.used():
+                    staged = prepared.runner.staged(planned)
                 reshaped = {
                     key: target.schema
                     for key, target in planned.targets.items()
@@ -399,12 +420,13 @@ def _planned(prepared: Prepared, options: WriteOptions) -> WritePlan:
         OmnigraphError: as `plan_write`.
     """
     storage, sides = prepared.storage, prepared.sides
-    now = load(storage, sides.target.branch)
+    options = replace(options, mode=MERGE)
+    now = head(storage, options)
     keys = prepared.written if prepared.mark is None else (prepared.mark,)
     compared = {key: sides.target.version(key) for key in sorted({*sides.target.tables, *keys})}
     refuse_moved_on(storage, now, compared)
     new = _definitions(storage, sides, keys)
-    planned = plan_write(storage, replace(options, mode=MERGE), {key: new.get(key) for key in keys})
+    planned = plan_write(storage, options, {key: new.get(key) for key in keys}, snapshot=now)
     planned = _with_columns(prepared, planned, options)
     return replace(
         planned,
@@ -426,7 +448,9 @@ def _with_columns(prepared: Prepared, planned: WritePlan, options: WriteOptions)
     }
     if not changed:
         return planned
-    ours, theirs = (known_types.known(storage, x).schema for x in (sides.target, sides.source))
+    ours, theirs = (
+        known.schema for known in known_types.known_of(storage, (sides.target, sides.source))
+    )
     types = []
     for key, (merge, columns) in changed.items():
         target, schema = targets[key], merge.schema(storage)
@@ -461,11 +485,12 @@ def _with_edge_keys(
 
 def _definitions(storage: Storage, sides: Sides, keys: Sequence[str]) -> dict[str, NewTable]:
     """Return what is needed to create the tables that only the source has."""
+    new = [key for key in keys if key not in sides.target.tables]
+    if not new:
+        return {}
     known = known_types.known(storage, sides.source).schema
     definitions = {}
-    for key in keys:
-        if key in sides.target.tables:
-            continue
+    for key in new:
         table_type = known.of_table(key)
         definitions[key] = NewTable(
             schema=_schema(storage, sides.source.tables[key]),

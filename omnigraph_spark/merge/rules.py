@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from omnigraph_spark.arrow.compare import differing
+
+if TYPE_CHECKING:
+    from omnigraph_spark.write.tasks.lookup import Known
 
 INSERTS = "DivergentInsert"
 UPDATES = "DivergentUpdate"
@@ -42,7 +45,8 @@ class Decision:
 
     `taken` are the source's rows that the target gets, `replaced` how many rows of that id the
     target has, by row. `gone` are ids that the target loses, `gone_rows` how many rows of each.
-    `settled` counts conflicts that the resolution decided for the target.
+    `settled` counts conflicts that the resolution decided for the target. `known` is where the
+    target has the rows of all these ids, if that was looked up.
     """
 
     taken: pa.Table
@@ -51,6 +55,7 @@ class Decision:
     gone_rows: Numbers
     conflicts: tuple[Conflict, ...]
     settled: int = 0
+    known: Known | None = None
 
 
 class _Version:

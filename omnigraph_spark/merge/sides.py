@@ -209,10 +209,12 @@ def _rows(
             taken = fragment.take(positions.tolist(), columns=names).rename_columns(list(columns))
             yield from taken.to_batches()
             return
+        # A range costs a request more: its rows are found first, then read.
+        is_whole = piece.start == 0 and piece.end == fragment.physical_rows
         scanner = dataset.scanner(
             columns=names,
             with_row_address=True,
-            filter=_range(place, piece),
+            filter=None if is_whole else _range(place, piece),
             fragments=[fragment],
             batch_size_bytes=_BATCH_BYTES,
             **options,

@@ -18,17 +18,19 @@ import pyarrow as pa
 from omnigraph_spark.arrow.to_table import table_schema
 from omnigraph_spark.integrity.screen import Screen
 from omnigraph_spark.integrity.values import MOST_SAMPLES
+from omnigraph_spark.manifest.snapshot import TableEntry
 from omnigraph_spark.merge import rules
 from omnigraph_spark.merge import sides as merge_sides
 from omnigraph_spark.merge.columns import Columns, Names
 from omnigraph_spark.merge.rules import DOUBLED, OURS, SOURCE, TARGET, Conflict, Decision
 from omnigraph_spark.merge.sides import Piece, Sides
 from omnigraph_spark.storage import layout
+from omnigraph_spark.storage.opened import version_of
 from omnigraph_spark.storage.relocation import open_for_reading
 from omnigraph_spark.storage.store import Storage
-from omnigraph_spark.write.plan import WritePlan
+from omnigraph_spark.write.plan import TableTarget, WritePlan
 from omnigraph_spark.write.tasks import matches, stage
-from omnigraph_spark.write.tasks.lookup import lookup
+from omnigraph_spark.write.tasks.lookup import Known, looked_up, lookup
 from omnigraph_spark.write.tasks.stage import StagedTable
 
 if TYPE_CHECKING:
@@ -203,11 +205,12 @@ def _without_doubles(merge: TableMerge, target: LanceDataset, decision: Decision
     ids = pa.concat_arrays([new, decision.gone.cast(new.type)])
     if not len(ids):
         return decision
-    stored = np.bincount(lookup(target, ids).positions, minlength=len(ids))
+    known = Known(ids, lookup(target, ids))
+    stored = np.bincount(known.found.positions, minlength=len(ids))
     expected = np.concatenate([decision.replaced, decision.gone_rows])
     doubled = (stored != expected) | (np.arange(len(ids)) < len(new)) & (expected > 1)
     if not doubled.any():
-        return decision
+        return replace(decision, known=known)
     single = pa.array(~doubled)
     conflicts: list[Conflict] = [
         (row_id, DOUBLED, None, None, None) for row_id in ids.filter(pa.array(doubled)).to_pylist()
@@ -221,6 +224,7 @@ def _without_doubles(merge: TableMerge, target: LanceDataset, decision: Decision
         gone_rows=decision.gone_rows[rest.to_numpy(zero_copy_only=False)],
         conflicts=decision.conflicts if is_ours else (*decision.conflicts, *conflicts),
         settled=decision.settled + (len(conflicts) if is_ours else 0),
+        known=known,
     )
 
 
@@ -244,15 +248,26 @@ def staged_rows(plan: WritePlan, merge: TableMerge, found: Decision) -> list[Sta
     alone = replace(plan, targets={merge.table_key: target})
     screen = Screen(plan.integrity, plan.storage.options, plan.publish_id, "merge")
     taken = (screen.outgoing(batch, merge.table_key) for batch in found.taken.to_batches())
-    staged = stage.stage(alone, [(merge.table_key, batch) for batch in taken])
+    known = found.known if _is_compared(target, merge.sides[TARGET]) else None
+    staged = stage.stage(alone, [(merge.table_key, batch) for batch in taken], known)
     if len(found.gone):
-        dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
-        gone = lookup(dataset, found.gone).addresses
+        place = (target.location, target.table_branch, target.version)
+        dataset = version_of(plan.storage, *place)
+        gone = looked_up(dataset, found.gone, known).addresses
         none = np.empty(0, dtype=np.uint64)
         fields = stage.planned_fields(target, dataset)
         named = matches.of_addresses(gone, none)
         staged.append(StagedTable(merge.table_key, (), 0, 0, fields, named, ("id",)))
     return staged
+
+
+def _is_compared(target: TableTarget, entry: TableEntry | None) -> bool:
+    """Return whether a plan writes on the very version that was compared."""
+    return entry is not None and (target.location, target.table_branch, target.version) == (
+        entry.location,
+        entry.table_branch,
+        entry.table_version,
+    )
 
 
 class Here:

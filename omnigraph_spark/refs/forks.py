@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from omnigraph_spark import _faults
 from omnigraph_spark.errors import StorageError, UnsupportedError
-from omnigraph_spark.manifest.snapshot import TableEntry
+from omnigraph_spark.manifest.snapshot import TableEntry, ref_in_file
 from omnigraph_spark.storage import append_log, backoff, layout, relocation
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, is_panic, translated
+from omnigraph_spark.storage.opened import version_of
 from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ def ensure_fork(storage: Storage, entry: TableEntry, branch: str, grace_seconds:
         _refuse_moved(storage, entry.location, name, storage.dataset(entry.location, name))
         return
     at = (entry.table_branch or layout.MAIN, entry.table_version)
-    _ensure(storage, entry.location, name, at, grace_seconds)
+    pinned = None
+    if entry.table_branch is None:
+        pinned = version_of(storage, entry.location, None, entry.table_version)
+    _ensure(storage, entry.location, name, at, grace_seconds, pinned)
 
 
 def ensure_new_table_fork(
@@ -133,6 +137,14 @@ def _refs(storage: Storage, location: str) -> dict[str, Any]:
         return {}
 
 
+def _ref(storage: Storage, location: str, name: str) -> dict[str, Any] | None:
+    """Return what a fork's file says, in Lance's words: one request, a listing three and more."""
+    told = ref_in_file(storage, location, name)
+    if told is None:
+        return None
+    return {"parent_branch": told.parent, "parent_version": told.parent_version}
+
+
 def _main_line(storage: Storage, location: str) -> LanceDataset:
     with append_log.naming_repair(location):
         return storage.dataset(location)
@@ -161,14 +173,23 @@ def _refuse_moved(storage: Storage, location: str, name: str, fork: LanceDataset
 
 
 def _ensure(
-    storage: Storage, location: str, name: str, at: tuple[str, int], grace_seconds: float
+    storage: Storage,
+    location: str,
+    name: str,
+    at: tuple[str, int],
+    grace_seconds: float,
+    main: LanceDataset | None = None,
 ) -> None:
-    """Create the fork unless it is listed; two forkers: one wins, the other looks again."""
+    """Create the fork unless it is listed; two forkers: one wins, the other looks again.
+
+    `main` is the table's main line at some version, where the caller has it open.
+    """
     end = time.monotonic() + grace_seconds
     for attempt in range(_ATTEMPTS):
-        main = _main_line(storage, location)
-        ref = _listed(main, location).get(name)
+        ref = _ref(storage, location, name)
         fork = _folder(storage, location, name)
+        if ref is None and fork is not None:  # perhaps its file has a form that only Lance knows
+            ref = _refs(storage, location).get(name)
         if ref is not None and fork is not None:
             _check_origin(location, name, at, ref)
             _refuse_moved(storage, location, name, fork)
@@ -176,7 +197,7 @@ def _ensure(
         if ref is not None:
             _remove_bare_ref(storage, location, name)
         elif fork is None:
-            _try_create(main, name, at)
+            _try_create(_main_line(storage, location) if main is None else main, name, at)
         elif time.monotonic() >= end:
             remove_dead_fork(storage, location, name)
         else:

@@ -156,6 +156,8 @@ def without_columns(
     Raises:
         CorruptManifestError, StorageError: the files can't be read.
     """
+    if not schemas:
+        return {}
     known = engine_schema.read(storage) or EngineSchema()
     missing = {}
     for key, schema in schemas.items():

@@ -111,20 +111,6 @@ def _tags(main: LanceDataset) -> list[Tag]:
     ]
 
 
-def branch_named(storage: Storage, name: str) -> str:
-    """Return the name of a branch that is there.
-
-    Raises:
-        BranchNotFoundError: it isn't; what exists is listed.
-        GraphNotFoundError, StorageError: as the names say.
-    """
-    if name == layout.MAIN:
-        snapshot.open_main(storage)
-    else:
-        snapshot.branch_ref(storage, name)
-    return name
-
-
 def identifier_of(storage: Storage, name: str) -> str | None:
     """Return what tells a branch from others of its name, None where it isn't there or is `main`.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from omnigraph_spark.errors import OmnigraphError, StorageError
-from omnigraph_spark.storage import backoff, layout, store
+from omnigraph_spark.storage import backoff, gathering, kept_rows, layout, store
 from omnigraph_spark.storage.lance_errors import (
     DatasetNotFoundError,
     Outcome,
@@ -29,9 +29,10 @@ from omnigraph_spark.storage.store import Storage
 if TYPE_CHECKING:
     from lance import LanceDataset
 
-# Every 16th version gathers the fragments since the last time, every 512th the gathered ones: so a
-# row is rewritten a few times in its life, however long the log gets.
-COMPACT_EVERY = 16
+# Every 8th version gathers the fragments since the last time, every 512th the gathered ones: so a
+# row is rewritten some times in its life, however long the log gets. A process that is new to a log
+# reads each of its fragments.
+COMPACT_EVERY = 8
 GATHER_EVERY = 512
 SMALL_ROWS = 128
 LARGE_ROWS = 65_536
@@ -135,7 +136,15 @@ def _read(
 
 
 def _scan(dataset: LanceDataset, columns: list[str], newest: int | None) -> pa.Table:
-    """Scan an opened log's own fragments; of the full ones only as many as `newest` rows need."""
+    """Return the rows of an opened log's own fragments, each of which a process reads once."""
+    chosen = _own_fragments(dataset, newest)
+    if not chosen:
+        return dataset.schema.empty_table().select(columns)
+    return pa.concat_tables(kept_rows.read(dataset, chosen, columns))
+
+
+def _own_fragments(dataset: LanceDataset, newest: int | None) -> list[Any]:
+    """Return an opened log's own fragments; of the full ones only what `newest` rows need."""
     chosen: list[Any] = []
     rows = 0
     for fragment in reversed(dataset.get_fragments()):
@@ -145,9 +154,7 @@ def _scan(dataset: LanceDataset, columns: list[str], newest: int | None) -> pa.T
             continue
         chosen.append(fragment)
         rows += metadata.num_rows
-    if not chosen:
-        return dataset.schema.empty_table().select(columns)
-    return dataset.scanner(columns=columns, fragments=chosen[::-1], scan_in_order=True).to_table()
+    return chosen[::-1]
 
 
 def is_whole(storage: Storage, log: AppendLog, branch: str | None, version: int) -> bool:
@@ -155,7 +162,9 @@ def is_whole(storage: Storage, log: AppendLog, branch: str | None, version: int)
     try:
         dataset = storage.dataset(log.location, branch, version)
         with translated(f"Reading version {version} of {log.location}"):
-            _scan(dataset, log.schema.names, None)
+            fragments = _own_fragments(dataset, None)
+            if fragments:
+                dataset.scanner(columns=log.schema.names, fragments=fragments).to_table()
     except StorageError:
         return False
     return True
@@ -287,9 +296,10 @@ def keep_small(dataset: LanceDataset, name: str, branch: str | None = None) -> N
 
 def compact(dataset: LanceDataset, version: int) -> None:
     """Gather small fragments of a dataset that has reached `version`; two versions at most."""
-    dataset.optimize.compact_files(
-        target_rows_per_fragment=SMALL_ROWS if version % GATHER_EVERY else LARGE_ROWS
-    )
+    if version % GATHER_EVERY == 0:
+        dataset.optimize.compact_files(target_rows_per_fragment=LARGE_ROWS)
+    elif not gathering.gathered(dataset, SMALL_ROWS):
+        dataset.optimize.compact_files(target_rows_per_fragment=SMALL_ROWS)
 
 
 def _drop_old_versions(dataset: LanceDataset) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from omnigraph_spark.errors import CorruptManifestError
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.lance_errors import DatasetNotFoundError, translated
+from omnigraph_spark.storage.opened import version_of
 from omnigraph_spark.storage.store import Storage
 
 if TYPE_CHECKING:
@@ -52,9 +53,12 @@ def open_for_reading(
             branch names itself among its parents.
         StorageError: the store failed.
     """
-    return in_place(
-        storage, location, table_branch, storage.dataset(location, table_branch, version)
+    dataset = (
+        storage.dataset(location, table_branch)
+        if version is None
+        else version_of(storage, location, table_branch, version)
     )
+    return in_place(storage, location, table_branch, dataset)
 
 
 def in_place(

@@ -28,8 +28,8 @@ from omnigraph_spark.manifest import crash_records, known_types, migrations, sch
 from omnigraph_spark.manifest.snapshot import (
     Snapshot,
     TableEntry,
-    branch_ref,
     fold,
+    open_identified,
     open_manifest,
     read_rows,
 )
@@ -47,6 +47,7 @@ from omnigraph_spark.schema.model import (
 from omnigraph_spark.schema.property_types import EngineType, is_blob
 from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.ids import new_ulid
+from omnigraph_spark.storage.opened import one_call, version_of
 from omnigraph_spark.storage.store import Storage, normalize_root
 from omnigraph_spark.write import shared
 from omnigraph_spark.write.reads import FRAMES, ReadFrom, Span, has_same_rows, spans_of_others
@@ -234,12 +235,14 @@ class WritePlan:
         return ours
 
 
+@one_call()
 def plan_write(
     storage: Storage,
     options: WriteOptions,
     tables: Mapping[str, NewTable | None],
     read_versions: Mapping[str, int] | None = None,
     reads: Mapping[str, ReadFrom] | None = None,
+    snapshot: Snapshot | None = None,
 ) -> WritePlan:
     """Plan a write of `tables`; runs on the driver once per write.
 
@@ -250,6 +253,7 @@ def plan_write(
     `tables` maps table keys to what is needed to create the table, None where it must exist.
     `read_versions` are the table versions that an overwrite's frame says it was read from, `reads`
     the same of an upsert or delete, which may be older: its rows are what must not have changed.
+    `snapshot` is the `head` of the same options, where the caller has just read it.
 
     Raises:
         TableNotFoundError: a table isn't there and can't be made from the frame.
@@ -259,7 +263,7 @@ def plan_write(
         OptionError, SchemaMismatchError, UnsupportedError: what the frame asks for can't be done.
         StorageError: the store failed.
     """
-    snapshot = head(storage, options)
+    snapshot = head(storage, options) if snapshot is None else snapshot
     schema = known_types.known(storage, snapshot).schema
     targets = {
         key: _target(storage, snapshot, schema, options.mode, key, new)
@@ -297,9 +301,7 @@ def plan_write(
         txn=options.txn,
         unchecked=options.mode == OVERWRITE
         and not set(targets) <= {*(read_versions or {}), *options.expected_table_versions},
-        branch_identifier=None
-        if layout.lance_branch(options.branch) is None
-        else branch_ref(storage, options.branch).identifier,
+        branch_identifier=snapshot.identifier,
         settings=Settings.of(options),
         on_delete=options.on_delete,
         integrity=integrity,
@@ -364,7 +366,7 @@ def head(storage: Storage, options: WriteOptions) -> Snapshot:
             layout.check_branch_name(branch)
             branch, version = refs.named(storage, options.branch_from)
             origin = known_types.load_with_types(storage, branch, version)
-        manifest = open_manifest(storage, branch)
+        manifest, identifier = open_identified(storage, branch)
     except GraphNotFoundError:
         if layout.lance_branch(options.branch) is not None:
             raise
@@ -378,7 +380,8 @@ def head(storage: Storage, options: WriteOptions) -> Snapshot:
     if branch != options.branch:
         return replace(origin, branch=options.branch, graph_version=_NO_BRANCH)
     rows = read_rows(manifest)
-    return known_types.with_types(fold(rows, branch, manifest.version), rows)
+    snapshot = known_types.with_types(fold(rows, branch, manifest.version), rows)
+    return replace(snapshot, identifier=identifier)
 
 
 def _target(
@@ -431,7 +434,7 @@ def _existing(
             f"{entry.table_key} of main is published from the table branch {entry.table_branch}",
             hint="Such a table can be read, not written",
         )
-    dataset = storage.dataset(entry.location, entry.table_branch, entry.table_version)
+    dataset = version_of(storage, entry.location, entry.table_branch, entry.table_version)
     known = schema.of_table(entry.table_key)
     if snapshot.identities:
         shared.check_table(entry.table_key, dataset.schema)

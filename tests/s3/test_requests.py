@@ -13,17 +13,17 @@ from tests.support.s3 import Bucket
 pytestmark = pytest.mark.long
 
 MOST: dict[str, tuple[int, int]] = {
-    "append": (114, 8),
-    "load": (28, 1),
-    "append again": (45, 6),
+    "append": (76, 7),
+    "load": (15, 1),
+    "append again": (54, 7),
     "load again": (4, 1),
-    "load at a time": (32, 4),
-    "load at a version": (17, 2),
-    "make a branch": (90, 17),
-    "first append to a branch": (94, 13),
-    "append to a branch": (70, 8),
-    "load a branch": (19, 1),
-    "merge ten rows": (176, 28),
+    "load at a time": (21, 4),
+    "load at a version": (18, 2),
+    "make a branch": (75, 17),
+    "first append to a branch": (82, 12),
+    "append to a branch": (63, 8),
+    "load a branch": (16, 1),
+    "merge ten rows": (108, 12),
     "cleanup of twelve tables": (202, 62),
 }
 """(requests, opened datasets) by call, at most."""

@@ -16,7 +16,7 @@ from omnigraph_spark.history import commits, publishes
 from omnigraph_spark.history.commits import COMMITS, Commit
 from omnigraph_spark.history.init import init_graph
 from omnigraph_spark.history.publishes import publishes_between
-from omnigraph_spark.storage import append_log, layout, store
+from omnigraph_spark.storage import append_log, kept_rows, layout, store
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
 from tests.support import graphs
@@ -116,6 +116,7 @@ def test_an_unknown_branch_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_lost_data_file_is_a_typed_error_and_never_a_shorter_lineage(tmp_path: Path) -> None:
     root = graphs.unpack("v2", "rich", tmp_path)
     next((root / layout.GRAPH_COMMITS / "data").iterdir()).unlink()
+    kept_rows.forget()
     with pytest.raises(StorageError, match="OMNIGRAPH_STORAGE"):
         commits.read_commits(Storage.at(str(root)))
 

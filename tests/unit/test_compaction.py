@@ -9,13 +9,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import lance
+import pyarrow as pa
 import pytest
 
 from omnigraph_spark.errors import StorageError
-from omnigraph_spark.history import commits, runs
+from omnigraph_spark.history import commits, init, runs
 from omnigraph_spark.history.init import compact_own_datasets, init_graph
-from omnigraph_spark.manifest import snapshot
-from omnigraph_spark.storage import append_log, layout, store
+from omnigraph_spark.manifest import rows, snapshot
+from omnigraph_spark.storage import append_log, gathering, layout, store
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
 from tests.support import graphs
@@ -39,6 +41,13 @@ def write(storage: Storage, key: str, version: int) -> int:
     commits.record_publish(storage, "main", *published, "ada")
     compact_own_datasets(storage, "main", published[1])
     return published[1]
+
+
+def gather(storage: Storage, branch: str) -> None:
+    """Compact a branch's `__manifest`, however few its fragments are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(init, "_MANY_SMALL", 2)
+        compact_own_datasets(storage, branch, 9)
 
 
 def note(storage: Storage, count: int) -> list[str]:
@@ -70,22 +79,35 @@ def test_the_manifest_keeps_few_fragments_and_every_version(graph: Storage) -> N
     assert [c.manifest_version for c in commits.read_commits(graph)] == [1, *seen]
 
 
-def test_nothing_is_done_but_at_every_sixteenth_version(graph: Storage) -> None:
-    for version in range(1, 4):
+def test_nothing_is_done_but_at_some_versions_and_where_fragments_are_many(graph: Storage) -> None:
+    for version in range(1, 6):
         publish_version(graph, KEY, version)
     before = graphs.file_hashes(Path(graph.root))
-    for version in (1, 15, 17, 31):
+    compact_own_datasets(graph, "main", 9)  # five fragments
+    assert graphs.file_hashes(Path(graph.root)) == before
+    publish_version(graph, KEY, 6)
+    before = graphs.file_hashes(Path(graph.root))
+    for version in (1, 7, 8, 16):
         compact_own_datasets(graph, "main", version)
     assert graphs.file_hashes(Path(graph.root)) == before
-    compact_own_datasets(graph, "main", 16)
+    compact_own_datasets(graph, "main", 9)
     assert fragments(graph, layout.MANIFEST) == 1
+
+
+def test_full_fragments_do_not_make_it_due(graph: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in range(1, 8):
+        publish_version(graph, KEY, version)
+    monkeypatch.setattr(append_log, "SMALL_ROWS", 1)
+    before = graphs.file_hashes(Path(graph.root))
+    compact_own_datasets(graph, "main", 9)
+    assert graphs.file_hashes(Path(graph.root)) == before
 
 
 def test_a_manifest_with_auto_cleanup_settings_is_left_alone(tmp_path: Path) -> None:
     storage = Storage.at(str(graphs.unpack("v2", "rich", tmp_path)))
     assert store.keys(storage.dataset(layout.MANIFEST))
     before = graphs.file_hashes(Path(storage.root))
-    compact_own_datasets(storage, "main", 16)
+    gather(storage, "main")
     assert graphs.file_hashes(Path(storage.root)) == before
 
 
@@ -97,7 +119,7 @@ def test_a_branch_still_reads_the_same_after_its_parents_manifest_was_compacted(
     before = {branch: snapshot.load(storage, branch) for branch in branches}
     store.strip_auto_cleanup(storage.dataset(layout.MANIFEST))
     fragments_before = fragments(storage, layout.MANIFEST)
-    compact_own_datasets(storage, "main", 16)
+    gather(storage, "main")
     assert fragments(storage, layout.MANIFEST) < fragments_before
     assert {branch: snapshot.load(storage, branch) for branch in branches} == before
 
@@ -108,7 +130,7 @@ def test_a_branchs_own_manifest_is_compacted_without_touching_its_parent(graph: 
     graph.dataset(layout.MANIFEST).create_branch("dev")
     before = snapshot.load(graph)
     main = graphs.file_hashes(Path(graph.root) / layout.MANIFEST / "data")
-    compact_own_datasets(graph, "dev", 16)
+    gather(graph, "dev")
     assert len(graph.dataset(layout.MANIFEST, "dev").get_fragments()) == 1
     assert snapshot.load(graph, "dev").tables == before.tables
     assert snapshot.load(graph) == before
@@ -123,13 +145,13 @@ def test_a_branch_of_a_moved_graph_that_cant_be_compacted_is_left_and_logged(
     store.strip_auto_cleanup(storage.dataset(layout.MANIFEST, "dev"))
     before = snapshot.load(storage, "dev")
     with caplog.at_level(logging.INFO):
-        compact_own_datasets(storage, "dev", 16)
+        gather(storage, "dev")
     assert "was left as it is" in caplog.text
     assert snapshot.load(storage, "dev") == before
 
 
 def test_compaction_of_a_graph_that_is_gone_is_no_error(tmp_path: Path) -> None:
-    compact_own_datasets(Storage.at(str(tmp_path / "nothing")), "main", 16)
+    gather(Storage.at(str(tmp_path / "nothing")), "main")
     assert not (tmp_path / "nothing").exists()
 
 
@@ -152,6 +174,66 @@ def test_publishes_go_on_while_others_compact(graph: Storage) -> None:
     assert [c.manifest_version for c in lineage[1:]] == sorted(v for r in results for v in r)
     rows = snapshot.read_rows(graph.dataset(layout.MANIFEST))
     assert rows.num_rows == workers * (count + 1)
+
+
+def test_gathering_loses_against_a_publish_that_changed_one_of_the_fragments(
+    graph: Storage,
+) -> None:
+    for version in range(1, 4):
+        publish_version(graph, KEY, version)
+    stale = graph.dataset(layout.MANIFEST)
+    publish_version(graph, KEY, 4)
+    with pytest.raises(OSError, match="conflict"):
+        gathering.gathered(stale, append_log.SMALL_ROWS)
+    assert snapshot.load(graph).version(KEY) == 4
+    assert graph.dataset(layout.MANIFEST).version == stale.version + 1
+
+
+def test_a_publish_from_below_a_gathering_loses_and_lands_the_next_time(graph: Storage) -> None:
+    for version in range(1, 4):
+        publish_version(graph, KEY, version)
+    below = graph.dataset(layout.MANIFEST)
+    gather(graph, "main")
+    row = rows.to_arrow([rows.TableRow(KEY, layout.table_location(KEY))])
+    merge = below.merge_insert("object_id").when_matched_update_all().conflict_retries(0)
+    with pytest.raises(OSError, match="Too many concurrent writers"):
+        merge.execute(row)
+    publish_version(graph, KEY, 4)
+    assert snapshot.load(graph).version(KEY) == 4
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_gathered_rows_and_their_columns_are_what_they_were(graph: Storage, is_new: bool) -> None:
+    for version in range(1, 6):
+        publish_version(graph, KEY, version)
+    before = graph.dataset(layout.MANIFEST)
+    if is_new:
+        snapshot.forget(graph)
+    gather(graph, "main")
+    after = graph.dataset(layout.MANIFEST)
+    assert (after.version, len(after.get_fragments())) == (before.version + 1, 1)
+    assert after.schema.equals(before.schema, check_metadata=True)
+    assert after.to_table().sort_by("object_id") == before.to_table().sort_by("object_id")
+
+
+def test_a_column_that_is_not_known_here_is_gathered_too(graph: Storage) -> None:
+    for version in range(1, 4):
+        publish_version(graph, KEY, version)
+    graph.dataset(layout.MANIFEST).add_columns({"newer": "object_id"})
+    before = graph.dataset(layout.MANIFEST).to_table().sort_by("object_id")
+    gather(graph, "main")
+    assert fragments(graph, layout.MANIFEST) == 1
+    assert graph.dataset(layout.MANIFEST).to_table().sort_by("object_id") == before
+
+
+def test_a_dataset_with_row_ids_of_its_own_is_left_to_lance(tmp_path: Path) -> None:
+    storage = Storage.at(str(tmp_path))
+    table = pa.table({"id": ["a"]})
+    storage.create_dataset("t", table, stable_row_ids=True)
+    made = lance.write_dataset(table, storage.dataset("t"), mode="append")
+    assert not gathering.gathered(made, 8)
+    append_log.compact(made, 8)
+    assert fragments(storage, "t") == 1
 
 
 @pytest.mark.long
@@ -224,7 +306,7 @@ def test_rows_appended_during_a_compaction_are_among_the_newest(graph: Storage) 
     """They stand before the compacted fragment, since it takes its place when it is committed."""
     from lance.optimize import Compaction
 
-    old = note(graph, 14)
+    old = note(graph, 5)
     dataset = graph.dataset(layout.GRAPH_RUN_ACTORS)
     plan = Compaction.plan(dataset, {"target_rows_per_fragment": append_log.SMALL_ROWS})
     done = [task.execute(dataset) for task in plan.tasks]

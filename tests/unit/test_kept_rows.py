@@ -12,10 +12,9 @@ import pyarrow as pa
 import pytest
 
 from omnigraph_spark.history.init import init_graph
-from omnigraph_spark.manifest import snapshot
 from omnigraph_spark.manifest.rows import MANIFEST_SCHEMA, TableRow, VersionRow, fit, to_arrow
 from omnigraph_spark.manifest.snapshot import load, open_main, read_rows
-from omnigraph_spark.storage import layout
+from omnigraph_spark.storage import kept_rows, layout
 from omnigraph_spark.storage.store import Storage
 
 KEYS = ("node:A", "node:B", "edge:C")
@@ -24,8 +23,8 @@ BIG = 8
 
 @pytest.fixture(autouse=True)
 def small_is_big(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "_BIG_ROWS", BIG)
-    monkeypatch.setattr(snapshot, "_kept", type(snapshot._kept)())
+    monkeypatch.setattr(kept_rows, "BIG_ROWS", BIG)
+    monkeypatch.setattr(kept_rows, "_kept", type(kept_rows._kept)())
 
 
 @pytest.fixture
@@ -64,13 +63,15 @@ def in_order(rows: pa.Table) -> list[dict[str, Any]]:
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets the number of fragments of each scan from now on."""
     seen: list[int] = []
-    scan: Callable[..., pa.Table] = snapshot._scan
+    scan: Callable[..., pa.Table] = kept_rows._scan
 
-    def counted(manifest: lance.LanceDataset, fragments: list[Any], **more: bool) -> pa.Table:
+    def counted(
+        manifest: lance.LanceDataset, fragments: list[Any], columns: list[str], **more: bool
+    ) -> pa.Table:
         seen.append(len(fragments))
-        return scan(manifest, fragments, **more)
+        return scan(manifest, fragments, columns, **more)
 
-    monkeypatch.setattr(snapshot, "_scan", counted)
+    monkeypatch.setattr(kept_rows, "_scan", counted)
     return seen
 
 
@@ -144,6 +145,18 @@ def test_a_branch_that_was_made_anew_has_its_own_rows(manifest: lance.LanceDatas
     assert in_order(read_rows(manifest)) == fresh(manifest)
 
 
+def test_a_branch_has_the_rows_of_its_parents_files_from_there(
+    manifest: lance.LanceDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(manifest, 11)
+    branch = manifest.create_branch("dev")
+    publish(branch, 12, count=7)
+    read_rows(manifest)
+    seen = scans(monkeypatch)
+    assert in_order(read_rows(branch)) == in_order(fit(branch.to_table()))
+    assert seen == [2]  # its own fragment, and that in which it deleted the guard
+
+
 def test_columns_that_change_their_names_are_read_again(manifest: lance.LanceDataset) -> None:
     assert read_rows(manifest)["location"].null_count == 30
     for old, new in (
@@ -160,13 +173,13 @@ def test_what_is_kept_has_an_end(
     manifest: lance.LanceDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = [make(tmp_path / str(n), n) for n in range(3)]
-    monkeypatch.setattr(snapshot, "_MOST_BYTES", int(2.5 * read_rows(manifest).nbytes))
+    monkeypatch.setattr(kept_rows, "_MOST_BYTES", int(2.5 * read_rows(manifest).nbytes))
     for one in (*others, manifest, *others):
         assert in_order(read_rows(one)) == fresh(one)
-        assert len(snapshot._kept) <= 2
-    monkeypatch.setattr(snapshot, "_MOST_BYTES", 1)
+        assert len(kept_rows._kept) <= 2
+    monkeypatch.setattr(kept_rows, "_MOST_BYTES", 1)
     assert in_order(read_rows(make(tmp_path / "last", 9)))[0]["object_type"] == "table"
-    assert len(snapshot._kept) == 0
+    assert len(kept_rows._kept) == 0
 
 
 def test_a_manifest_without_rows_has_the_columns(tmp_path: Path) -> None:

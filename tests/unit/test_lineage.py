@@ -17,7 +17,7 @@ from omnigraph_spark.history.init import init_graph
 from omnigraph_spark.maintenance import check as checks
 from omnigraph_spark.maintenance import repair
 from omnigraph_spark.manifest import formats
-from omnigraph_spark.manifest.snapshot import load
+from omnigraph_spark.manifest.snapshot import forget, load
 from omnigraph_spark.refs import branches, refs
 from omnigraph_spark.refs.refs import Resolved
 from omnigraph_spark.storage import append_log, layout, store
@@ -163,6 +163,7 @@ def test_a_damaged_log_stops_no_write_and_is_made_again(
 ) -> None:
     before = {branch: told(commits.read_commits(graph, branch)) for branch in ("main", "b")}
     DAMAGE[damage](graph, log)
+    forget(graph)
     new = {b: write(graph, {PERSON: ["after"]}, branch=b, actor="late") for b in ("main", "b")}
     for branch in new:
         assert "after" in ids_at(graph, PERSON, branch)

@@ -18,7 +18,7 @@ from omnigraph_spark.errors import (
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import optimize
 from omnigraph_spark.manifest.snapshot import Snapshot, load
-from omnigraph_spark.merge import restore
+from omnigraph_spark.merge import merging, restore
 from omnigraph_spark.merge.tables import Here
 from omnigraph_spark.read import metadata_frames
 from omnigraph_spark.refs.changes import Span
@@ -419,3 +419,45 @@ def test_what_cant_be_merged_is_refused_by_name(graph: Storage) -> None:
         prepare(graph, "dev", resolution="mine")
     with pytest.raises(OptionError, match="is not a valid table key"):
         prepare(graph, "dev", resolution={"Person": "ours"})
+
+
+# --- what a merge reads once ---------------------------------------------------------------------
+
+
+def test_rows_are_looked_up_again_where_maintenance_came_after_the_comparison(
+    graph: Storage,
+) -> None:
+    """The rows lie elsewhere then; what was found before names other places."""
+    for number in range(4):
+        write_rows(graph, {PERSON: [(f"m{number}", number)]})
+    make(graph, "more")
+    write_rows(graph, {PERSON: [("a", 100), ("m3", 103)]}, "merge", branch="more")
+    found = prepare(graph, "more")
+    assert optimize.optimize(graph, "main", [PERSON], optimize.run_here).tables
+    merging.publish(found, write_options(graph, "overwrite"))
+    values = dict(people(graph))
+    assert (values["a"], values["m3"], values["m0"]) == (100, 103, 0)
+    assert len(values) == len(people(graph)) == 8
+
+
+def test_a_version_is_opened_once_by_a_merge_and_again_by_the_next(
+    graph: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str | None, int | None]] = []
+    real = Storage.dataset
+
+    def noted(
+        self: Storage, location: str, branch: str | None = None, version: int | None = None
+    ) -> Any:
+        if location.startswith("nodes/") and version is not None:
+            seen.append((location, branch, version))
+        return real(self, location, branch, version)
+
+    write_rows(graph, {PERSON: [("n1", 1)]}, branch="dev")
+    monkeypatch.setattr(Storage, "dataset", noted)
+    for name in ("n2", "n3"):
+        seen.clear()
+        merge(graph, "dev")
+        assert seen
+        assert len(seen) == len(set(seen))
+        write_rows(graph, {PERSON: [(name, 1)]}, branch="dev")

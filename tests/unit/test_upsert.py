@@ -275,6 +275,24 @@ def test_few_ids_are_looked_up_through_the_index(
     assert seen[1:] == [None, None]
 
 
+def test_what_was_looked_up_once_answers_for_a_part_of_the_ids_and_for_no_others(
+    storage: Storage,
+) -> None:
+    ten(storage)
+    made = dataset(storage)
+    every = pa.array(["k3", "absent", "k7", "k1", "gone"])
+    known = lookup.Known(every, lookup.lookup(made, every))
+    for some in (["k1"], ["gone", "k7", "k3"], ["absent"], every.to_pylist()):
+        asked = pa.array(some)
+        told, read = known.of(asked), lookup.lookup(made, asked)
+        assert told is not None
+        for name in ("positions", "addresses", "row_ids"):
+            assert getattr(told, name).tolist() == getattr(read, name).tolist()
+    assert known.of(pa.array(["k1", "k2"])) is None
+    read = lookup.looked_up(made, pa.array(["k1", "k2"]), known)
+    assert read.positions.tolist() == [0, 1]
+
+
 # --- keys that come twice ------------------------------------------------------------------------
 
 

@@ -49,6 +49,27 @@ class Found:
     row_ids: Numbers
 
 
+@dataclass(frozen=True)
+class Known:
+    """Ids, none of which is null or comes twice, and what a look-up of them found in a version."""
+
+    ids: pa.Array
+    found: Found
+
+    def of(self, ids: pa.Array) -> Found | None:
+        """Return what a look-up of some of the ids finds in the same version; None: of others."""
+        places = pc.index_in(self.ids, value_set=ids.cast(self.ids.type))
+        if len(ids) + places.null_count != len(self.ids):
+            return None
+        positions = pc.take(places, pa.array(self.found.positions))
+        wanted = pc.is_valid(positions).to_numpy(zero_copy_only=False)
+        return Found(
+            pc.drop_null(positions).to_numpy().astype(np.int64),
+            self.found.addresses[wanted],
+            self.found.row_ids[wanted],
+        )
+
+
 def lookup(dataset: LanceDataset, ids: pa.Array) -> Found:
     """Find the stored rows of ids, none of which is null or comes twice.
 
@@ -68,6 +89,16 @@ def lookup(dataset: LanceDataset, ids: pa.Array) -> Found:
             for stored in gathered(_scan(dataset, where), _GATHERED_ROWS)
         ]
     return _sorted(pa.concat_tables([_NOTHING, *hits]))
+
+
+def looked_up(dataset: LanceDataset, ids: pa.Array, known: Known | None) -> Found:
+    """Return what a look-up in this version finds, from what one in it has found if that tells.
+
+    Raises:
+        StorageError: as `lookup`.
+    """
+    found = None if known is None else known.of(ids)
+    return lookup(dataset, ids) if found is None else found
 
 
 def is_cheap(dataset: LanceDataset, count: int) -> bool:

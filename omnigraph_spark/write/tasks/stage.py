@@ -23,9 +23,11 @@ from omnigraph_spark.storage import column_numbers
 from omnigraph_spark.storage.column_numbers import FieldMap
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.lance_errors import translated
+from omnigraph_spark.storage.opened import version_of
 from omnigraph_spark.write import staging
 from omnigraph_spark.write.plan import CREATE, DELETE, MERGE, TableTarget, WritePlan
 from omnigraph_spark.write.tasks import edge_ids, packed, row_conflicts, upsert
+from omnigraph_spark.write.tasks.lookup import Known
 from omnigraph_spark.write.tasks.matches import Match
 
 if TYPE_CHECKING:
@@ -79,11 +81,16 @@ def from_json(text: str) -> list[StagedTable]:
     ]
 
 
-def stage(plan: WritePlan, batches: Iterable[tuple[str, pa.RecordBatch]]) -> list[StagedTable]:
+def stage(
+    plan: WritePlan,
+    batches: Iterable[tuple[str, pa.RecordBatch]],
+    known: Known | None = None,
+) -> list[StagedTable]:
     """Write the batches of a task as fragments of their tables, in memory bounded by a few batches.
 
     `batches` are (table key, rows in the Arrow schema of the table). One table streams through this
-    thread; several are written side by side, each by a thread of its own.
+    thread; several are written side by side, each by a thread of its own. `known` are ids that were
+    looked up already, in the version that the one target of an upsert names.
 
     Raises:
         StorageError: the store failed; files written so far stay unreferenced.
@@ -93,7 +100,7 @@ def stage(plan: WritePlan, batches: Iterable[tuple[str, pa.RecordBatch]]) -> lis
     _faults.point("stage.before_first_file")
     if len(plan.targets) == 1:
         (target,) = plan.targets.values()
-        staged = [_stage_one(plan, target, (batch for _, batch in batches))]
+        staged = [_stage_one(plan, target, (batch for _, batch in batches), known)]
     else:
         staged = _stage_many(plan, batches)
     staging.renew(plan.storage, plan.publish_id, plan.planned_at)
@@ -126,7 +133,10 @@ def _moved_out(plan: WritePlan, staged: StagedTable) -> StagedTable:
 
 
 def _stage_one(
-    plan: WritePlan, target: TableTarget, batches: Iterator[pa.RecordBatch]
+    plan: WritePlan,
+    target: TableTarget,
+    batches: Iterator[pa.RecordBatch],
+    known: Known | None = None,
 ) -> StagedTable:
     """Stream batches into the fragments of one table; a table without rows writes no file."""
     first = next((b for b in batches if b.num_rows), None)
@@ -134,7 +144,7 @@ def _stage_one(
         return StagedTable(target.table_key, (), 0, 0, ())
     batches = itertools.chain((first,), batches)
     if target.mode in (MERGE, DELETE):
-        return restage(plan, target, batches)
+        return restage(plan, target, batches, known)
     destination, written, fields = _destination(plan, target)
     if target.mode != CREATE and target.edge_key and not target.keeps_key:
         dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
@@ -144,7 +154,12 @@ def _stage_one(
     return StagedTable(target.table_key, numbered, rows, size, fields)
 
 
-def restage(plan: WritePlan, target: TableTarget, batches: Iterable[pa.RecordBatch]) -> StagedTable:
+def restage(
+    plan: WritePlan,
+    target: TableTarget,
+    batches: Iterable[pa.RecordBatch],
+    known: Known | None = None,
+) -> StagedTable:
     """Stage an upsert's or a delete's rows of one table against the version that `target` names.
 
     Raises:
@@ -152,7 +167,7 @@ def restage(plan: WritePlan, target: TableTarget, batches: Iterable[pa.RecordBat
         RowConflictError: others changed rows since the frame was read.
         StorageError: the store failed; files written so far stay unreferenced.
     """
-    dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
+    dataset = version_of(plan.storage, target.location, target.table_branch, target.version)
     batches = edge_ids.found_by_values(target, dataset, batches)
     batches = row_conflicts.checked(plan.storage, target, batches)
     if target.mode == DELETE:
@@ -161,7 +176,7 @@ def restage(plan: WritePlan, target: TableTarget, batches: Iterable[pa.RecordBat
     else:
         destination, written, fields = _destination(plan, target, dataset)
         done = upsert.stage_upsert(
-            target, dataset, batches, lambda rows: _write(plan, target, destination, rows)
+            target, dataset, batches, lambda rows: _write(plan, target, destination, rows), known
         )
     return StagedTable(
         target.table_key,

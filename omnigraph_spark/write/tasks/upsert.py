@@ -28,7 +28,7 @@ from omnigraph_spark.storage.lance_errors import translated
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.plan import TableTarget
 from omnigraph_spark.write.tasks import matches, row_ids
-from omnigraph_spark.write.tasks.lookup import Found, Numbers, lookup
+from omnigraph_spark.write.tasks.lookup import Found, Known, Numbers, looked_up, lookup
 from omnigraph_spark.write.tasks.matches import Match
 
 if TYPE_CHECKING:
@@ -62,18 +62,23 @@ class Upserted:
 
 
 def stage_upsert(
-    target: TableTarget, dataset: LanceDataset, batches: Iterable[pa.RecordBatch], write: Write
+    target: TableTarget,
+    dataset: LanceDataset,
+    batches: Iterable[pa.RecordBatch],
+    write: Write,
+    known: Known | None = None,
 ) -> Upserted:
     """Write the changed and the new rows of a task as fragments; commits nothing.
 
     `dataset` is the version that `target` names, `batches` have columns of the table alone, `id`
-    among them; `write` turns batches in the table's schema into fragments.
+    among them; `write` turns batches in the table's schema into fragments. `known` are ids that
+    were looked up in this version already.
 
     Raises:
         IntegrityError: a key comes twice in a chunk, or a new row lacks what may not be null.
         StorageError: the store failed; files written so far stay unreferenced.
     """
-    task = _Task(target, dataset, write)
+    task = _Task(target, dataset, write, known)
     for chunk in _chunks(batches):
         task.add(chunk)
     return task.done()
@@ -139,16 +144,19 @@ def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 class _Task:
     """The upsert of one task."""
 
-    def __init__(self, target: TableTarget, dataset: LanceDataset, write: Write) -> None:
+    def __init__(
+        self, target: TableTarget, dataset: LanceDataset, write: Write, known: Known | None
+    ) -> None:
         self._target = target
         self._dataset = dataset
         self._write = write
+        self._known = known
         self._keeps_ids = bool(dataset.has_stable_row_ids)
         self._schema = table_schema(target.schema)
-        known, self._own = _known(target, dataset)
+        columns, self._own = _known(target, dataset)
         # The ids are equal: of the stored rows the other columns are read, or if there are none it.
-        rest = [field for field in known if field.name != "id"]
-        self._stored_schema = pa.schema(rest or known)
+        rest = [field for field in columns if field.name != "id"]
+        self._stored_schema = pa.schema(rest or columns)
         self._fragments: list[dict[str, Any]] = []
         self._rows = self._bytes = 0
         self._matches: list[Match] = []
@@ -159,7 +167,7 @@ class _Task:
         self._columns = tuple(chunk.column_names)
         ids = chunk["id"].combine_chunks()
         self._refuse_doubles(ids)
-        hits = lookup(self._dataset, ids)
+        hits = looked_up(self._dataset, ids, self._known)
         self._refuse_stored_doubles(ids, hits)
         if len(hits.positions):
             self._update(chunk.take(pa.array(hits.positions)), hits)
