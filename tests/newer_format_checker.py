@@ -97,12 +97,7 @@ class NewerChecker(older._Checker):
         """A record that an engine can't parse stops every verb of it."""
 
     def check_branches(self, branches: list[str]) -> None:
-        for one in branches:
-            for other in branches:
-                if other.startswith(f"{one}/"):
-                    self.wrong(f"branch {other}", f"lies below branch {one}")
-        if _LOCK in branches and not self.crashed:
-            self.wrong(f"branch {_LOCK}", "the lock of a schema change is left over")
+        """Branches may be named after others."""
 
     # --- __manifest ----------------------------------------------------------------------------
 
@@ -273,6 +268,14 @@ class IdentityChecker(NewerChecker):
     columns = (*older._MANIFEST_COLUMNS[:6], *_IDS, *older._MANIFEST_COLUMNS[6:])
     schema_files = (*older._SCHEMA_FILES, "__init_claim.json")
     tables_of_types: dict[str, Pair]
+
+    def check_branches(self, branches: list[str]) -> None:
+        for one in branches:
+            for other in branches:
+                if other.startswith(f"{one}/"):
+                    self.wrong(f"branch {other}", f"lies below branch {one}")
+        if _LOCK in branches and not self.crashed:
+            self.wrong(f"branch {_LOCK}", "the lock of a schema change is left over")
 
     def check_record(self, at: str, name: str, data: bytes) -> None:
         told = _parsed(data.decode("utf-8", "replace"))

