@@ -193,7 +193,7 @@ class _Checker:
         keyed = (main.schema.field("object_id").metadata or {}).get(
             b"lance-schema:unenforced-primary-key"
         )
-        if (stamp, keyed) not in ((None, None), (b"2", b"true")):
+        if (stamp, keyed) not in ((None, None), (b"2", b"true"), (b"3", b"true")):
             self.wrong("__manifest", f"stamp {stamp!r} with primary-key annotation {keyed!r}")
 
     def check_branch(self, branch: str | None, schema: EngineSchema) -> None:

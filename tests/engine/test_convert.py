@@ -18,8 +18,9 @@ from tests.support.engine import Engine, Line, knows, person
 from tests.support.graphs import Export
 
 # Of the others the older form has not the keys (`v6/constraints`).
-TO_TODAY = [("v1", "social"), ("v1", "pharma"), ("v2", "social"), ("v2", "rich"), ("v2", "evolved")]
-TO_OLDER = [("v6", "social"), ("v6", "rich"), ("newer", "social")]
+TO_TODAY = [("v1", "social"), ("v1", "pharma"), ("v2", "social"), ("v2", "rich"), ("v2", "evolved"),
+            ("v3", "social"), ("v4", "social")]  # fmt: skip
+TO_OLDER = [("v4", "social"), ("v6", "social"), ("v6", "rich"), ("newer", "social")]
 
 
 def plain(found: Export) -> dict[str, list[str]]:

@@ -93,7 +93,7 @@ class Engine:
 
     def mutate(self, root: Path, query: str, branch: str = "main") -> str:
         """Run a mutation, given as text."""
-        uri = "--store" if self.is_newer else "--uri"
+        uri = "--store" if self.release >= (0, 7) else "--uri"
         asked = ["mutate", uri, str(root), "-e", query, "--branch", branch]
         return self.run(*asked, "--json")
 

@@ -20,6 +20,8 @@ ALL_GRAPHS = (
     ("v2", "evolved", ("main",)),
     ("v1", "social", ("main", "dev")),
     ("v1", "pharma", ("main",)),
+    ("v3", "social", ("main", "dev", "feature/merged")),
+    ("v4", "social", ("main", "dev", "feature/merged")),
     ("newer", "social", ("main",)),
 )
 

@@ -26,7 +26,7 @@ from omnigraph_spark.history.publishes import keeps_rows
 from omnigraph_spark.maintenance.check import MOVED_BRANCH, UNPUBLISHED_HEAD, check
 from omnigraph_spark.maintenance.cleanup import cleanup
 from omnigraph_spark.maintenance.repair import repair
-from omnigraph_spark.manifest import formats, lineage
+from omnigraph_spark.manifest import lineage
 from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import (
     CommitRow,
@@ -60,9 +60,8 @@ def social(tmp_path: Path) -> Iterator[Storage]:
 
 
 @pytest.fixture
-def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+def four(tmp_path: Path) -> Iterator[Storage]:
     """A graph of stamp 4: what stamp 2 has, and the lineage in `__manifest`."""
-    monkeypatch.setattr(formats, "WRITABLE", (2, 3, 4, 6))
     storage = new_graph(Storage.at(str(tmp_path / "g")), [PERSON, KNOWS])
     manifest = open_main(storage)
     own = CommitRow(new_ulid(), int(manifest.version) + 1, None, None, 1)
