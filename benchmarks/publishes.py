@@ -40,9 +40,16 @@ import lance
 
 from omnigraph_spark.history import commits, new_graph, runs
 from omnigraph_spark.history.init import compact_own_datasets, init_graph
-from omnigraph_spark.manifest import snapshot
+from omnigraph_spark.manifest import identities, lineage, snapshot
 from omnigraph_spark.manifest.publisher import Publish, publish
-from omnigraph_spark.manifest.rows import OURS, ManifestRow, TableRow, VersionRow
+from omnigraph_spark.manifest.rows import (
+    OURS,
+    CommitRow,
+    ManifestRow,
+    TableRow,
+    VersionRow,
+    to_arrow,
+)
 from omnigraph_spark.schema import parse_pg
 from omnigraph_spark.storage import kept_rows, layout
 from omnigraph_spark.storage.ids import new_ulid
@@ -90,6 +97,27 @@ class Graph:
             steps = write_once(self.storage, [row], publish_id)
         self.number += 1
         return [*steps, time.process_time() - busy, len(opened) / 1000]
+
+    def fill(self, count: int) -> None:
+        """Put the rows there that so many publishes leave, by two commits; a graph of form 6."""
+        manifest = snapshot.open_main(self.storage)
+        head = lineage.head_of(snapshot.read_rows(manifest))
+        assert head is not None
+        keys = [*self.places]
+        rows: list[VersionRow | CommitRow] = []
+        own = CommitRow(head.commit_id, int(manifest.version) + 1, None, None, head.created_at)
+        for number in range(self.number, self.number + count):
+            own = replace(own, commit_id=new_ulid(), parent=own.commit_id)
+            own = replace(own, created_at=own.created_at + 1000)
+            key, version = keys[number % len(keys)], number // len(keys) + self.first + 1
+            place = self.places[key]
+            rows += [version_row(self.storage, place, key, version, own.commit_id), own]
+        pairs = identities.of_rows(snapshot.load(self.storage).identities, rows)
+        for some in (to_arrow(rows, pairs), to_arrow(lineage.rows_of(own), {})):
+            merge = manifest.merge_insert("object_id").when_matched_update_all()
+            merge.when_not_matched_insert_all().execute(some)
+            manifest.checkout_latest()
+        self.number += count
 
 
 @contextmanager
@@ -169,6 +197,7 @@ def main() -> int:
     parser.add_argument("--into", type=Path, help="keep the graph in this folder, and go on there")
     parser.add_argument("--form", type=int, choices=(2, new_graph.OF_TODAY), default=2)
     parser.add_argument("--beside", type=Path, help="a folder of another run, of form 2")
+    parser.add_argument("--filled", action="store_true", help="put most rows there at once")
     args = parser.parse_args()
     if args.publishes < 4 * WINDOW or args.publishes % WINDOW:
         parser.error(f"--publishes must be a multiple of {WINDOW}, at least {4 * WINDOW}")
@@ -236,6 +265,9 @@ def _run(args: argparse.Namespace, folder: Path) -> None:
         # Out of time: begin the last hundred, at a multiple of 100.
         if number >= 2 * WINDOW and number % WINDOW == 0 and time.monotonic() > end:
             publishes = min(publishes, number + WINDOW)
+        if args.filled and number == 2 * WINDOW:
+            graph.fill(publishes - 3 * WINDOW)
+            number = graph.number
         if number == publishes - WINDOW:
             shutil.rmtree(apart, ignore_errors=True)
             shutil.copytree(folder / "graph-young", apart)
@@ -257,8 +289,8 @@ def _run(args: argparse.Namespace, folder: Path) -> None:
         print(f"beside: form 2, {other.number} publishes")
     _print_times(windows, opened)
     _print_sizes(bytes_at)
-    lineage = commits.read_commits(graph.storage)
-    print(f"\nlineage: {len(lineage)} commits for {publishes + 2} publishes (with init)")
+    line = commits.read_commits(graph.storage)
+    print(f"\nlineage: {len(line)} commits for {publishes + 2} publishes (with init)")
 
 
 def open_snapshots(storage: Storage) -> list[float]:

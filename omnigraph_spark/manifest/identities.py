@@ -25,6 +25,7 @@ from omnigraph_spark.manifest.rows import (
 )
 from omnigraph_spark.storage.layout import Identity
 
+_MANY = 1_000  # a grouping takes a millisecond, and so many rows no longer
 _TABLE_KINDS = (TABLE, VERSION, TOMBSTONE)
 
 
@@ -39,12 +40,29 @@ def named(rows: pa.Table) -> pa.Table:
         return rows
     tables = rows.filter(pc.equal(rows["object_type"], TABLE))
     positions = pc.index_in(rows[INCARNATION], tables[INCARNATION].combine_chunks())
+    own = pc.index_in(rows["table_key"], tables["table_key"].combine_chunks())
+    if pc.all(pc.fill_null(pc.equal(positions, own), True)).as_py():  # no table was renamed
+        return rows
     names = pc.take(tables["table_key"].combine_chunks(), positions)
     current = pc.coalesce(names, rows["table_key"])
     if current.equals(rows["table_key"]):
         return rows
     number = rows.column_names.index("table_key")
     return rows.set_column(number, rows.schema.field(number), current)
+
+
+def newest(rows: pa.Table) -> pa.Table:
+    """Return the rows that tell what tables are: without the versions that newer ones supersede."""
+    versions = pc.equal(rows["object_type"], VERSION)
+    highest = _highest(rows, VERSION)
+    if len(highest) == 0:
+        return rows
+    keys = pa.array([*highest], pa.uint64())
+    newest_numbers = pc.take(
+        pa.array([*highest.values()], pa.uint64()), pc.index_in(rows[INCARNATION], keys)
+    )
+    superseded = pc.and_(versions, pc.not_equal(rows["table_version"], newest_numbers))
+    return rows.filter(pc.invert(pc.fill_null(superseded, False)))
 
 
 def living(rows: pa.Table) -> tuple[pa.Table, dict[str, Identity]]:
@@ -99,10 +117,19 @@ def _highest(rows: pa.Table, kind: str) -> dict[int, int]:
     numbers = rows.select([INCARNATION, "table_version"]).filter(
         pc.equal(rows["object_type"], kind)
     )
-    if numbers.num_rows == 0:
-        return {}
-    grouped = numbers.group_by(INCARNATION).aggregate([("table_version", "max")]).to_pylist()
-    return {row[INCARNATION]: row["table_version_max"] for row in grouped}
+    return highest_by(numbers, INCARNATION)
+
+
+def highest_by(rows: pa.Table, key: str) -> dict[Any, int]:
+    """Return the highest `table_version` by another column; rows without one don't count."""
+    if rows.num_rows > _MANY:
+        rows = rows.group_by(key).aggregate([("table_version", "max")])
+        rows = rows.rename_columns({"table_version_max": "table_version"})
+    highest: dict[Any, int] = {}
+    for name, number in zip(rows[key].to_pylist(), rows["table_version"].to_pylist(), strict=True):
+        if number is not None:
+            highest[name] = max(number, highest.get(name, number))
+    return highest
 
 
 def refuse_unreadable(before: pa.Table, new: pa.Table) -> None:

@@ -55,12 +55,13 @@ def head_of(rows: pa.Table) -> GraphCommit | None:
     Raises:
         CorruptManifestError: as `commits_of`.
     """
-    commits = rows.filter(pc.equal(rows["object_type"], COMMIT)).select(_COLUMNS)
-    newest = pc.max(commits["table_version"])
+    are_commits = pc.equal(rows["object_type"], COMMIT)
+    newest = pc.max(rows["table_version"].filter(are_commits))
     if not newest.is_valid:
         return None
-    last = commits.filter(pc.equal(commits["table_version"], newest)).to_pylist()
-    return max(map(_commit, last), key=lambda commit: commit.order)
+    last = pc.and_(are_commits, pc.equal(rows["table_version"], newest))
+    found = rows.select(_COLUMNS).filter(last).to_pylist()
+    return max(map(_commit, found), key=lambda commit: commit.order)
 
 
 def _commit(row: dict[str, Any]) -> GraphCommit:

@@ -426,8 +426,9 @@ def _may_mention(texts: pa.ChunkedArray, part: bytes) -> bool:
     Ten times faster than looking at each of 10,000 texts, for what each publish asks of all the
     rows there are, and nearly always in vain.
     """
+    sought = re.compile(re.escape(part))
     buffers = (chunk.buffers()[2] for chunk in texts.chunks)
-    return any(buffer is not None and part in buffer.to_pybytes() for buffer in buffers)
+    return any(buffer is not None and sought.search(buffer) is not None for buffer in buffers)
 
 
 def _version_of_publish(manifest: LanceDataset, publish_id: str) -> int:

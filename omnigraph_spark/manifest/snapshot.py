@@ -146,7 +146,7 @@ def fold(rows: pa.Table, branch: str, graph_version: int) -> Snapshot:
     rows = fit(rows)
     pairs: dict[str, Identity] = {}
     if identities.has_identities(rows):  # a commit that is there twice spoils the graph there, too
-        rows, pairs = identities.living(identities.named(of_tables(_once(rows))))
+        rows, pairs = identities.living(identities.named(of_tables(identities.newest(_once(rows)))))
         rows = rows.select(MANIFEST_SCHEMA.names)
     else:
         rows = _once(of_tables(rows.select(MANIFEST_SCHEMA.names)))
@@ -224,12 +224,7 @@ def highest_of(rows: pa.Table, kind: str) -> dict[str, int]:
         raise CorruptManifestError(
             "A version or tombstone row of __manifest has no table_version", expected="a number"
         )
-    if numbers.num_rows == 0:  # most graphs have no tombstones, and a grouping costs a millisecond
-        return {}
-    grouped = numbers.group_by("table_key").aggregate([("table_version", "max")])
-    return dict(
-        zip(grouped["table_key"].to_pylist(), grouped["table_version_max"].to_pylist(), strict=True)
-    )
+    return identities.highest_by(numbers, "table_key")
 
 
 def _live(rows: pa.Table, live: Mapping[str, int], own: str | None) -> pa.Table:
