@@ -142,7 +142,7 @@ def test_another_stamp_is_refused_for_writing_before_anything_changes(
         steps[step]()
     message = str(raised.value)
     assert "OMNIGRAPH_UNSUPPORTED_MANIFEST_VERSION" in message
-    assert "one of the stamps 2, 3, 6" in message
+    assert "one of the stamps 2, 3, 4, 6" in message
     assert f"stamp {text}" in message or f"stamp {text!r}" in message
     assert graphs.file_hashes(tmp_path) == before
 
