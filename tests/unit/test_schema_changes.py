@@ -169,7 +169,8 @@ def test_a_widened_property_keeps_its_values_and_takes_larger_ones(graph: Storag
         done = changes.widen_property(graph, asked(graph), "Wide", name, kind)
         assert not done.skipped
         assert changes.widen_property(graph, asked(graph), "Wide", name, kind).skipped
-    assert load(graph).graph_version == before + 5
+    since = [one for one in commits.read_commits(graph) if one.manifest_version > before]
+    assert len(since) == 5
     row = {**WIDE_ROW, "d": Decimal("999.9900")}
     del row["l"]
     assert rows_of(graph, "node:Wide") == [{"id": "a", **row}, {"id": "c", **row, "f": None}]
