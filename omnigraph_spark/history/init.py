@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from omnigraph_spark.errors import OmnigraphError, StorageError
 from omnigraph_spark.history import commits
 from omnigraph_spark.history.publishes import publishes_between
+from omnigraph_spark.manifest import formats
 from omnigraph_spark.manifest.migrations import new_manifest_schema
 from omnigraph_spark.storage import append_log, layout, store
 from omnigraph_spark.storage.lance_errors import (
@@ -117,7 +118,11 @@ def compact_own_datasets(storage: Storage, branch: str, graph_version: int) -> N
             rows = [fragment.metadata.num_rows for fragment in manifest.get_fragments()]
             small = sum(count < append_log.SMALL_ROWS for count in rows)
             is_due = small >= _MANY_SMALL or graph_version % append_log.GATHER_EVERY == 0
-            if is_due and not store.keys(manifest):
+            if not is_due or store.keys(manifest):
+                return
+            if formats.of(manifest).has_lineage:
+                append_log.compact_at_once(manifest, graph_version)
+            else:
                 append_log.compact(manifest, graph_version)
     except OmnigraphError as error:
         _log.info("%s was left as it is: %s", layout.MANIFEST, error)

@@ -298,8 +298,18 @@ def compact(dataset: LanceDataset, version: int) -> None:
     """Gather small fragments of a dataset that has reached `version`; two versions at most."""
     if version % GATHER_EVERY == 0:
         dataset.optimize.compact_files(target_rows_per_fragment=LARGE_ROWS)
-    elif not gathering.gathered(dataset, SMALL_ROWS):
+    elif dataset.has_stable_row_ids or not gathering.gathered(dataset, SMALL_ROWS):
         dataset.optimize.compact_files(target_rows_per_fragment=SMALL_ROWS)
+
+
+def compact_at_once(dataset: LanceDataset, version: int) -> None:
+    """Gather small fragments in one commit that any publish beside it collides with, or leave them.
+
+    For a `__manifest` that holds its commits: a version more, which reserves ids and collides with
+    nobody, would let an engine's publish land under another number than its commit says, and the
+    engine refuses such a graph.
+    """
+    gathering.gathered(dataset, SMALL_ROWS if version % GATHER_EVERY else LARGE_ROWS, newest=True)
 
 
 def _drop_old_versions(dataset: LanceDataset) -> None:

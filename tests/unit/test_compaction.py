@@ -226,14 +226,19 @@ def test_a_column_that_is_not_known_here_is_gathered_too(graph: Storage) -> None
     assert graph.dataset(layout.MANIFEST).to_table().sort_by("object_id") == before
 
 
-def test_a_dataset_with_row_ids_of_its_own_is_left_to_lance(tmp_path: Path) -> None:
+def test_rows_with_stable_ids_keep_them_and_only_one_version_is_made(tmp_path: Path) -> None:
     storage = Storage.at(str(tmp_path))
-    table = pa.table({"id": ["a"]})
-    storage.create_dataset("t", table, stable_row_ids=True)
-    made = lance.write_dataset(table, storage.dataset("t"), mode="append")
-    assert not gathering.gathered(made, 8)
-    append_log.compact(made, 8)
-    assert fragments(storage, "t") == 1
+    storage.create_dataset("t", pa.table({"id": ["a", "b"]}), stable_row_ids=True)
+    made = lance.write_dataset(pa.table({"id": ["c"]}), storage.dataset("t"), mode="append")
+    made.delete("id = 'a'")
+    before = made.to_table(with_row_id=True).to_pylist()
+    version = made.version
+    assert gathering.gathered(made, 8)
+    after = storage.dataset("t")
+    assert after.to_table(with_row_id=True).to_pylist() == before
+    assert (after.version, fragments(storage, "t")) == (version + 1, 1)
+    grown = lance.write_dataset(pa.table({"id": ["d"]}), after, mode="append")
+    assert len({row["_rowid"] for row in grown.to_table(with_row_id=True).to_pylist()}) == 3
 
 
 @pytest.mark.long

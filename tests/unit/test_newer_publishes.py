@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from omnigraph_spark import _faults
@@ -38,7 +39,7 @@ from omnigraph_spark.manifest.snapshot import load, open_main, read_rows
 from omnigraph_spark.refs import branches as manage
 from omnigraph_spark.refs import refs
 from omnigraph_spark.schema_changes import properties
-from omnigraph_spark.storage import backoff
+from omnigraph_spark.storage import append_log, backoff
 from omnigraph_spark.storage.ids import new_ulid
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
@@ -408,3 +409,31 @@ def orphan_of_engine(storage: Storage) -> None:
     """Commit to a table as an engine does: without a publish id, and not published yet."""
     dataset = storage.dataset(load(storage).entry(PERSON).location)
     dataset.delete("true")
+
+
+def test_the_catalog_is_gathered_in_one_version_that_a_publish_beside_it_collides_with(
+    graph: Storage,
+) -> None:
+    """A version that collides with nobody would put an engine's publish under a wrong number."""
+    for number in range(14):
+        write(graph, {PERSON: [f"g{number}"]}, new={})
+    manifest = open_main(graph)
+    kinds = [
+        type(transaction.operation).__name__
+        for version in range(2, int(manifest.version) + 1)
+        if (transaction := manifest.read_transaction(version)) is not None
+    ]
+    assert "Rewrite" in kinds
+    assert "ReserveFragments" not in kinds
+    assert len(manifest.get_fragments()) < 12
+    line = lineage.commits_of(read_rows(manifest))
+    assert line[-1].graph_version in (int(manifest.version), int(manifest.version) - 1)
+    stale = manifest.checkout_version(int(manifest.version))
+    append_log.compact_at_once(open_main(graph), 1)
+    if int(open_main(graph).version) > int(stale.version):
+        head = read_rows(stale).filter(pc.equal(read_rows(stale)["object_type"], "graph_head"))
+        with pytest.raises(OSError, match="concurrent writers"):
+            stale.merge_insert("object_id").when_matched_update_all().conflict_retries(0).execute(
+                head.select(stale.schema.names)
+            )
+    assert check_graph(graph.root, moved=True) == []
