@@ -342,6 +342,8 @@ def _median(window: list[list[float]], place: int) -> float:
 
 def _print_sizes(bytes_at: list[dict[str, int]]) -> None:
     """Print the bytes per publish by quarters; there is one record per hundred publishes."""
+    if len(bytes_at) < 5:  # most of the rows came at once
+        return
     places = [round(quarter * (len(bytes_at) - 1) / 4) for quarter in range(5)]
     print(f"\n{'KB per publish':<28}" + "".join(f"{f'quarter {i + 1}':>12}" for i in range(4)))
     for name in (*OWN, "all"):

@@ -80,11 +80,12 @@ class Wide(Run):
         self.log.append(f"grow {key} of {branch}: {done.graph_version}")
 
     def merge(self, source: str, target: str, stranded: set[str]) -> Committed | None:
-        """Merge; None also where two branches, merged crosswise before, differ in a property."""
+        """Merge; None also where one side took a property away whose values the other changed."""
         try:
             return super().merge(source, target, stranded)
         except SchemaMismatchError as error:
-            if "have no common version" not in str(error):
+            refused = ("have no common version", "changed or added its values")
+            if not any(text in str(error) for text in refused):
                 raise
             return None
 
