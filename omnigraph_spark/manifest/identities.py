@@ -41,7 +41,8 @@ def named(rows: pa.Table) -> pa.Table:
     tables = rows.filter(pc.equal(rows["object_type"], TABLE))
     positions = pc.index_in(rows[INCARNATION], tables[INCARNATION].combine_chunks())
     own = pc.index_in(rows["table_key"], tables["table_key"].combine_chunks())
-    if pc.all(pc.fill_null(pc.equal(positions, own), True)).as_py():  # no table was renamed
+    is_other = pc.and_(pc.is_valid(positions), pc.fill_null(pc.not_equal(positions, own), True))
+    if not pc.any(is_other).as_py():  # no table was renamed
         return rows
     names = pc.take(tables["table_key"].combine_chunks(), positions)
     current = pc.coalesce(names, rows["table_key"])

@@ -35,7 +35,7 @@ from omnigraph_spark.manifest.rows import (
     VersionRow,
     to_arrow,
 )
-from omnigraph_spark.manifest.snapshot import load, open_main, read_rows
+from omnigraph_spark.manifest.snapshot import fold, load, open_main, read_rows
 from omnigraph_spark.refs import branches as manage
 from omnigraph_spark.refs import refs
 from omnigraph_spark.schema_changes import properties
@@ -438,3 +438,27 @@ def test_the_catalog_is_gathered_in_one_version_that_a_publish_beside_it_collide
             )
     wrong = check_graph(graph.root, moved=True)
     assert [one for one in wrong if "is not a part of a graph" not in one] == []  # emptied folders
+
+
+def test_rows_of_a_renamed_table_have_its_new_name_also_before_the_next_write_to_it(
+    tmp_path: Path,
+) -> None:
+    storage = Storage.at(str(graphs.unpack("v6", "rich", tmp_path)))
+    rows = read_rows(open_main(storage))
+    names = {
+        row["table_incarnation_id"]: row["table_key"]
+        for row in rows.to_pylist()
+        if row["object_type"] == "table"
+    }
+    named = [row for row in rows.to_pylist() if row["table_incarnation_id"] in names]
+    assert [row["table_key"] for row in named] == [
+        names[row["table_incarnation_id"]] for row in named
+    ]
+    newest = load(storage).entry("node:Place").table_version
+    (place,) = (number for number, name in names.items() if name == "node:Place")
+    its_newest = pc.and_(
+        pc.equal(rows["table_incarnation_id"], pa.scalar(place, pa.uint64())),
+        pc.equal(rows["table_version"], pa.scalar(newest, pa.uint64())),
+    )
+    earlier = fold(rows.filter(pc.invert(pc.fill_null(its_newest, False))), "main", 1)
+    assert earlier.entry("node:Place").table_version < newest
