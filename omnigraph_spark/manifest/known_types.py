@@ -28,7 +28,7 @@ from omnigraph_spark.manifest.snapshot import (
     TableEntry,
     fold,
     highest_of,
-    open_at,
+    open_identified,
     read_rows,
 )
 from omnigraph_spark.schema.files import Found
@@ -84,9 +84,9 @@ def load_with_types(storage: Storage, branch: str, version: int | None = None) -
     Raises:
         OmnigraphError: as `snapshot.load`.
     """
-    manifest, pinned = open_at(storage, branch, version)
+    manifest, pinned, identifier = open_identified(storage, branch, version)
     rows = read_rows(manifest)
-    return with_types(fold(rows, branch, pinned), rows)
+    return replace(with_types(fold(rows, branch, pinned), rows), identifier=identifier)
 
 
 def text_of(one: NodeType | EdgeType) -> str:

@@ -68,7 +68,7 @@ class Snapshot:
     each: what is published next must be above it. `types` are filled by `known_types` alone, for
     those who need them. `identities` are the ids of the tables, in formats that have them; there
     `locations` and `floors` are of the tables that are there alone. `identifier` is what told the
-    branch from others of its name before it was read, where a writer asked for it (rule 23).
+    branch from others of its name before it was read, for those who write to it (rule 23).
     """
 
     branch: str
@@ -314,23 +314,18 @@ def open_at(
     Raises:
         OmnigraphError: as `open_manifest`.
     """
-    manifest, number, _ = _opened(storage, branch, version)
+    manifest, number, _ = open_identified(storage, branch, version)
     return manifest, number
 
 
-def open_identified(storage: Storage, branch: str = layout.MAIN) -> tuple[LanceDataset, str | None]:
-    """Open the newest `__manifest` of a branch, and return its identifier; None for `main`.
+def open_identified(
+    storage: Storage, branch: str = layout.MAIN, version: int | None = None
+) -> tuple[LanceDataset, int, str | None]:
+    """Open as `open_at`, and return the branch's identifier as well; None for `main`.
 
     Raises:
         OmnigraphError: as `open_manifest`.
     """
-    manifest, _, identifier = _opened(storage, branch, None)
-    return manifest, identifier
-
-
-def _opened(
-    storage: Storage, branch: str, version: int | None
-) -> tuple[LanceDataset, int, str | None]:
     from omnigraph_spark.storage import relocation
 
     name = layout.lance_branch(branch)

@@ -60,12 +60,7 @@ def open_for_writing(
     else:
         if opened is None:
             migrations.refuse_newer(open_main(storage))
-        current = branch_ref(storage, branch).identifier
-        if identifier is not None and current != identifier:
-            raise BranchNotFoundError(
-                f"Branch {branch} was deleted and made again since this write began",
-                hint="Nothing was published. Read the branch as it is now, and write again",
-            )
+        refuse_made_again(branch, identifier, branch_ref(storage, branch).identifier)
         manifest = storage.dataset(layout.MANIFEST, branch) if opened is None else _newest(opened)
         refuse_moved(storage, branch, manifest)
     _faults.point("publish.opened")
@@ -75,6 +70,19 @@ def open_for_writing(
     if store.keys(manifest):
         _strip(manifest)
     return manifest
+
+
+def refuse_made_again(branch: str, identifier: str | None, current: str | None) -> None:
+    """Refuse to write to another branch of a name; without an identifier there is none to compare.
+
+    Raises:
+        BranchNotFoundError: the identifier isn't the branch's present one.
+    """
+    if identifier is not None and current != identifier:
+        raise BranchNotFoundError(
+            f"Branch {branch} was deleted and made again since this write began",
+            hint="Nothing was published. Read the branch as it is now, and write again",
+        )
 
 
 def _newest(opened: LanceDataset) -> LanceDataset:

@@ -28,6 +28,7 @@ from omnigraph_spark.integrity.rules import of_write
 from omnigraph_spark.integrity.values import MOST_SAMPLES
 from omnigraph_spark.manifest import known_types
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, load, open_manifest, read_rows
+from omnigraph_spark.manifest.writable import refuse_made_again
 from omnigraph_spark.merge import edges
 from omnigraph_spark.merge.columns import merge_columns, one_column
 from omnigraph_spark.merge.edges import After
@@ -417,11 +418,13 @@ def _planned(prepared: Prepared, options: WriteOptions) -> WritePlan:
 
     Raises:
         ExpectedVersionMismatch: it doesn't any more.
+        BranchNotFoundError: another branch has its name by now.
         OmnigraphError: as `plan_write`.
     """
     storage, sides = prepared.storage, prepared.sides
     options = replace(options, mode=MERGE)
     now = head(storage, options)
+    refuse_made_again(options.branch, sides.target.identifier, now.identifier)
     keys = prepared.written if prepared.mark is None else (prepared.mark,)
     compared = {key: sides.target.version(key) for key in sorted({*sides.target.tables, *keys})}
     refuse_moved_on(storage, now, compared)

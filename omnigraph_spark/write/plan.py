@@ -366,7 +366,7 @@ def head(storage: Storage, options: WriteOptions) -> Snapshot:
             layout.check_branch_name(branch)
             branch, version = refs.named(storage, options.branch_from)
             origin = known_types.load_with_types(storage, branch, version)
-        manifest, identifier = open_identified(storage, branch)
+        manifest, _, identifier = open_identified(storage, branch)
     except GraphNotFoundError:
         if layout.lance_branch(options.branch) is not None:
             raise
@@ -378,7 +378,7 @@ def head(storage: Storage, options: WriteOptions) -> Snapshot:
     if crash_records.refuse_foreign(storage, options.orphan_grace_seconds):
         return head(storage, options)  # what was read before the wait is old now
     if branch != options.branch:
-        return replace(origin, branch=options.branch, graph_version=_NO_BRANCH)
+        return replace(origin, branch=options.branch, graph_version=_NO_BRANCH, identifier=None)
     rows = read_rows(manifest)
     snapshot = known_types.with_types(fold(rows, branch, manifest.version), rows)
     return replace(snapshot, identifier=identifier)

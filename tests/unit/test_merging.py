@@ -24,7 +24,7 @@ from omnigraph_spark.read import metadata_frames
 from omnigraph_spark.refs.changes import Span
 from omnigraph_spark.storage.store import Storage
 from tests.format_checker import check_graph
-from tests.support import plain_writes
+from tests.support import branches, plain_writes
 from tests.support.branches import make
 from tests.support.feeds import read_feed
 from tests.support.merges import (
@@ -461,3 +461,23 @@ def test_a_version_is_opened_once_by_a_merge_and_again_by_the_next(
         assert seen
         assert len(seen) == len(set(seen))
         write_rows(graph, {PERSON: [(name, 1)]}, branch="dev")
+
+
+def test_a_target_that_was_deleted_and_made_again_since_the_comparison_gets_nothing(
+    graph: Storage,
+) -> None:
+    """Its tables have the versions that were compared, and other rows at other places."""
+    make(graph, "source")
+    write_rows(graph, {PERSON: [("a", 11)]}, "merge", branch="source")
+    write_rows(graph, {PERSON: [("d", None)]}, "delete", branch="source", onDelete="cascade")
+    put(graph, "dev", START)
+    prepared = prepare(graph, "source", "dev")
+    compared = load(graph, "dev").version(PERSON)
+    branches.remove(graph, "dev")
+    make(graph, "dev")
+    put(graph, "dev", [("x", 1), *reversed(START)])
+    assert load(graph, "dev").version(PERSON) == compared
+    before = people(graph, "dev")
+    with pytest.raises(BranchNotFoundError, match="deleted and made again"):
+        merging.publish(prepared, write_options(graph, branch="dev"))
+    assert people(graph, "dev") == before
