@@ -298,7 +298,7 @@ def compact(dataset: LanceDataset, version: int) -> None:
     """Gather small fragments of a dataset that has reached `version`; two versions at most."""
     if version % GATHER_EVERY == 0:
         dataset.optimize.compact_files(target_rows_per_fragment=LARGE_ROWS)
-    elif dataset.has_stable_row_ids or not gathering.gathered(dataset, SMALL_ROWS):
+    elif not gathering.gathered(dataset, SMALL_ROWS):
         dataset.optimize.compact_files(target_rows_per_fragment=SMALL_ROWS)
 
 

@@ -36,6 +36,7 @@ from tests.support.writes import (
     COMPANY,
     KNOWS,
     PERSON,
+    SCHEMA,
     ids,
     new_graph,
     records,
@@ -43,20 +44,6 @@ from tests.support.writes import (
     write_and_die,
     write_options,
 )
-
-SCHEMA = """
-node Person {
-    name: String @key
-    age: I32?
-}
-node Company {
-    name: String @key
-    age: I32?
-}
-edge Knows: Person -> Person {
-    w: F64?
-}
-"""
 
 
 @pytest.fixture(scope="module", params=[programs.OLDER, programs.OF_STAMP_3, programs.OF_STAMP_4])
@@ -189,6 +176,9 @@ ACTIONS: dict[str, Callable[[Storage], object]] = {
     "mergeSchema": _merge_schema,
     "add tables": _add_table,
     "drop table": lambda graph: properties.drop_table(graph, write_options(graph), [COMPANY]),
+    "catalog gathered": lambda graph: [
+        write(graph, {PERSON: [f"c{number}"]}, new={}) for number in range(14)
+    ],
     "index": lambda graph: create_index(graph, "main", PERSON, "age", "BTREE", None),
     "optimize": lambda graph: optimize(graph, "main", None, run_here),
     "cleanup": _cleanup,

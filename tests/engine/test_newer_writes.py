@@ -37,25 +37,12 @@ from tests.support.writes import (
     COMPANY,
     KNOWS,
     PERSON,
+    SCHEMA,
     orphan,
     write,
     write_and_die,
     write_options,
 )
-
-SCHEMA = """
-node Person {
-    name: String @key
-    age: I32?
-}
-node Company {
-    name: String @key
-    age: I32?
-}
-edge Knows: Person -> Person {
-    w: F64?
-}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +160,9 @@ ACTIONS: dict[str, Callable[[Storage], object]] = {
     "delete": lambda graph: write(
         graph, {PERSON: ["bob"]}, writeMode="delete", onDelete="cascade", new={}
     ),
+    "catalog gathered": lambda graph: [
+        write(graph, {PERSON: [f"c{number}"]}, new={}) for number in range(14)
+    ],
     "index": lambda graph: create_index(graph, "main", PERSON, "age", "BITMAP", None),
     "BTREE index": lambda graph: create_index(graph, "main", PERSON, "age", "BTREE", None),
     "optimize": lambda graph: optimize(graph, "main", None, run_here),

@@ -140,7 +140,7 @@ class Kept:
         return self._folder / f"g{number:04}"
 
 
-_OF_NEW = """node Person {
+SCHEMA = """node Person {
     name: String @key
     age: I32?
 }
@@ -155,7 +155,7 @@ edge Knows: Person -> Person {
 """What `NEW` makes, as the engine's schema says it."""
 
 
-def empty_graph(storage: Storage, form: int, schema: str = _OF_NEW) -> Storage:
+def empty_graph(storage: Storage, form: int, schema: str = SCHEMA) -> Storage:
     """Make the tables of a graph of stamp 6, without rows; one of stamp 2 comes with its rows."""
     if form == new_graphs.OF_TODAY:
         new_graphs.make(storage, parse_pg(schema))
