@@ -241,6 +241,17 @@ def test_rows_with_stable_ids_keep_them_and_only_one_version_is_made(tmp_path: P
     assert len({row["_rowid"] for row in grown.to_table(with_row_id=True).to_pylist()}) == 3
 
 
+def test_what_a_publish_would_not_collide_with_is_not_gathered(tmp_path: Path) -> None:
+    storage = Storage.at(str(tmp_path))
+    storage.create_dataset("t", pa.table({"id": ["a"]}), stable_row_ids=False)
+    for ids in (["b"], [*"0123456789"]):
+        made = lance.write_dataset(pa.table({"id": ids}), storage.dataset("t"), mode="append")
+    assert gathering.gathered(made, 8, newest=True)
+    assert (storage.dataset("t").version, fragments(storage, "t")) == (made.version, 3)
+    assert gathering.gathered(made, 8)
+    assert fragments(storage, "t") == 2
+
+
 @pytest.mark.long
 def test_all_of_it_works_on_any_store(store: Store) -> None:
     storage = store.storage("graph")
