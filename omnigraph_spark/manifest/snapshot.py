@@ -67,8 +67,8 @@ class Snapshot:
     `locations` has every table that ever had a row, `floors` the highest version or tombstone of
     each: what is published next must be above it. `types` are filled by `known_types` alone, for
     those who need them. `identities` are the ids of the tables, in formats that have them; there
-    `locations` and `floors` are of the tables that are there alone. `identifier` is what told the
-    branch from others of its name before it was read, for those who write to it (rule 23).
+    `locations` and `floors` are of the tables that are there alone. `identifier` is what
+    distinguishes the branch from others of its name, for those who write to it (rule 23).
     """
 
     branch: str
@@ -405,9 +405,9 @@ def branch_ref(storage: Storage, branch: str) -> BranchRef:
         StorageError: the store failed.
     """
     if branch != layout.SCHEMA_LOCK:
-        told = ref_in_file(storage, layout.MANIFEST, branch)
-        if told is not None:
-            return told
+        ref = ref_in_file(storage, layout.MANIFEST, branch)
+        if ref is not None:
+            return ref
     with translated("Listing the branches of __manifest"):
         listed = open_main(storage).branches.list()
     listed.pop(layout.SCHEMA_LOCK, None)

@@ -139,10 +139,10 @@ def _refs(storage: Storage, location: str) -> dict[str, Any]:
 
 def _ref(storage: Storage, location: str, name: str) -> dict[str, Any] | None:
     """Return what a fork's file says, in Lance's words: one request, a listing three and more."""
-    told = ref_in_file(storage, location, name)
-    if told is None:
+    ref = ref_in_file(storage, location, name)
+    if ref is None:
         return None
-    return {"parent_branch": told.parent, "parent_version": told.parent_version}
+    return {"parent_branch": ref.parent, "parent_version": ref.parent_version}
 
 
 def _main_line(storage: Storage, location: str) -> LanceDataset:
