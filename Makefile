@@ -4,7 +4,7 @@ PYTHON ?= python3
 # Without Spark, and about Arrow, DuckDB, NumPy, Protobuf and plain objects: these run on the oldest versions
 # too. What is about Lance alone doesn't: its oldest version is the newest that the bounds admit.
 OLDEST = arrow_read arrow_types arrow_write bad_records batch_size changed_rows coercions column_order \
-  corrupt_manifest deletes feed field_metadata filters frame_batches frames ids integrity kept_rows \
+  corrupt_manifest deletes feed field_metadata filters frame_batches frames ids integrity kept_rows manifest_rows \
   merge_columns merge_schema metadata_frames narrow newer_publishes options page_rows plan plan_write \
   publisher python_workers ref_files snapshot stage storage store_answers store_assignment upsert upsert_steps
 # On Spark 4.0 each plan starts a new process: these are what Spark's version matters to most, and

@@ -33,7 +33,7 @@ from omnigraph_spark.history.publishes import (
     fork_of,
     publishes_between,
 )
-from omnigraph_spark.manifest import formats, lineage
+from omnigraph_spark.manifest import formats, lineage, manifest_rows
 from omnigraph_spark.manifest.snapshot import branch_ref, open_manifest, read_rows
 from omnigraph_spark.storage import append_log, layout
 from omnigraph_spark.storage.append_log import AppendLog
@@ -325,7 +325,7 @@ def head(storage: Storage, branch: str = layout.MAIN) -> Commit | None:
         StorageError: the store failed.
     """
     if formats.of_graph(storage).has_lineage:
-        newest_row = lineage.head_of(read_rows(open_manifest(storage, branch)))
+        newest_row = lineage.head_of(manifest_rows.read(open_manifest(storage, branch)).current)
         return None if newest_row is None else _told(newest_row)
     rows = _own_rows(storage, branch, _NEAR_ROWS)
     newest = rows.filter(pc.equal(rows["manifest_version"], pc.max(rows["manifest_version"])))

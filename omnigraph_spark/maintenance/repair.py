@@ -20,10 +20,9 @@ from omnigraph_spark.history import runs
 from omnigraph_spark.maintenance import check as checks
 from omnigraph_spark.maintenance import logs, moved
 from omnigraph_spark.maintenance.check import Finding, check
-from omnigraph_spark.manifest import crash_records, migrations, schema_lock
+from omnigraph_spark.manifest import crash_records, manifest_rows, migrations, schema_lock
 from omnigraph_spark.manifest.crash_records import Heartbeat
-from omnigraph_spark.manifest.publisher import has_publish
-from omnigraph_spark.manifest.snapshot import load, open_main, open_manifest, read_rows
+from omnigraph_spark.manifest.snapshot import load, open_main, open_manifest
 from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.refs import branches, forks, property_files, ref_files, refs, tags
 from omnigraph_spark.storage import backoff, layout
@@ -296,7 +295,7 @@ def _forget_staged(storage: Storage, publish_id: str, findings: list[Finding]) -
 
 def _end_run(storage: Storage, run_id: str) -> None:
     published = any(
-        has_publish(read_rows(open_manifest(storage, branch.name)), run_id)
+        manifest_rows.read(open_manifest(storage, branch.name)).has_publish(run_id)
         for branch in refs.list_branches(storage)
     )
     if published:

@@ -26,9 +26,9 @@ from omnigraph_spark.errors import (
 from omnigraph_spark.history import commits, init
 from omnigraph_spark.maintenance import prepared
 from omnigraph_spark.maintenance.prepared import Prepared, Stale
-from omnigraph_spark.manifest import crash_records, migrations
+from omnigraph_spark.manifest import crash_records, manifest_rows, migrations
 from omnigraph_spark.manifest.crash_records import Heartbeat
-from omnigraph_spark.manifest.publisher import Publish, Published, found_in, has_publish, publish
+from omnigraph_spark.manifest.publisher import Publish, Published, found_in, publish
 from omnigraph_spark.manifest.snapshot import (
     Snapshot,
     TableEntry,
@@ -36,7 +36,6 @@ from omnigraph_spark.manifest.snapshot import (
     fold,
     load,
     open_main,
-    read_rows,
 )
 from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.refs import forks
@@ -193,10 +192,10 @@ class _Maintenance:
     def _once(self, heartbeat: Heartbeat) -> Maintained:
         """Do one round, from a fresh snapshot to the publish."""
         manifest = open_for_writing(self.storage, self.branch, self.identifier)
-        rows = read_rows(manifest)
-        if has_publish(rows, self.round.publish_id):
+        rows = manifest_rows.read(manifest)
+        if rows.has_publish(self.round.publish_id):
             return self._published(heartbeat, found_in(manifest, self.round.publish_id))
-        snapshot = fold(rows, self.branch, int(manifest.version))
+        snapshot = fold(rows.current, self.branch, int(manifest.version))
         keys = [k for k in sorted(self.built) if self.built[k] and k in snapshot.tables]
         if not keys:
             raise StartOver("the tables are gone")

@@ -7,7 +7,7 @@ functions over rows; where no row has ids nothing is done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -133,10 +133,11 @@ def highest_by(rows: pa.Table, key: str) -> dict[Any, int]:
     return highest
 
 
-def refuse_unreadable(before: pa.Table, new: pa.Table) -> None:
+def refuse_unreadable(before: pa.Table, new: pa.Table, is_published: Callable[[str], bool]) -> None:
     """Refuse rows that would make an engine refuse the whole graph (format.md, "Newer stamps").
 
-    `before` are the rows that are published already, `new` those of a publish.
+    `before` are the rows that are published already, but for superseded ones, `new` those of a
+    publish. `is_published` says whether there is a row of an `object_id`.
 
     Raises:
         CorruptManifestError: names the row and what is wrong with it; nothing was published.
@@ -149,10 +150,9 @@ def refuse_unreadable(before: pa.Table, new: pa.Table) -> None:
         problem = _wrong_table(row, tables) if row["object_type"] in _TABLE_KINDS else _wrong(row)
         if problem is not None:
             raise _refused(row, problem)
-    fixed = [r["object_id"] for r in rows if r["object_type"] in (VERSION, TOMBSTONE, COMMIT)]
-    doubled = before.filter(pc.is_in(before["object_id"], pa.array(fixed, pa.utf8())))
-    if doubled.num_rows:
-        raise _refused(doubled.slice(0, 1).to_pylist()[0], "it is published already")
+    for row in rows:
+        if row["object_type"] in (VERSION, TOMBSTONE, COMMIT) and is_published(row["object_id"]):
+            raise _refused(row, "it is published already")
 
 
 def _wrong_table(row: Mapping[str, Any], tables: Mapping[int, Mapping[str, Any]]) -> str | None:

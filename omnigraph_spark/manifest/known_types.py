@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import CorruptManifestError
+from omnigraph_spark.manifest import manifest_rows
 from omnigraph_spark.manifest.rows import OURS, TOMBSTONE, VERSION
 from omnigraph_spark.manifest.snapshot import (
     Snapshot,
@@ -29,7 +30,6 @@ from omnigraph_spark.manifest.snapshot import (
     fold,
     highest_of,
     open_identified,
-    read_rows,
 )
 from omnigraph_spark.schema.files import Found
 from omnigraph_spark.schema.model import EdgeType, EngineSchema, NodeType, with_lost
@@ -85,7 +85,7 @@ def load_with_types(storage: Storage, branch: str, version: int | None = None) -
         OmnigraphError: as `snapshot.load`.
     """
     manifest, pinned, identifier = open_identified(storage, branch, version)
-    rows = read_rows(manifest)
+    rows = manifest_rows.read(manifest).current
     return replace(with_types(fold(rows, branch, pinned), rows), identifier=identifier)
 
 

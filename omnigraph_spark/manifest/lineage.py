@@ -50,7 +50,7 @@ def commits_of(rows: pa.Table) -> list[GraphCommit]:
 
 
 def head_of(rows: pa.Table) -> GraphCommit | None:
-    """Return the newest commit among the rows of a branch's `__manifest`.
+    """Return the newest commit among the rows of a branch's `__manifest`, all or the current ones.
 
     Raises:
         CorruptManifestError: as `commits_of`.

@@ -30,11 +30,10 @@ from omnigraph_spark.errors import (
     PublishOutcomeUnknown,
     RowLevelCasContention,
 )
-from omnigraph_spark.manifest import formats, identities, lineage, schema_lock
+from omnigraph_spark.manifest import formats, identities, lineage, manifest_rows, schema_lock
 from omnigraph_spark.manifest.formats import Format
 from omnigraph_spark.manifest.rows import (
     OURS,
-    TOMBSTONE,
     VERSION,
     CommitRow,
     ManifestRow,
@@ -205,24 +204,24 @@ def _once(
     """Do one attempt; None where it lost and another is allowed."""
     manifest = open_for_writing(storage, request.branch, request.branch_identifier, opened=opened)
     began = time.monotonic()
-    rows = read_rows(manifest)
-    if has_publish(rows, request.publish_id):
+    rows = manifest_rows.read(manifest)
+    if rows.has_publish(request.publish_id):
         return found_in(manifest, request.publish_id)
     attempt.absent_at(manifest.version)
     if request.lock_holder is not None:  # whoever takes the lock over then makes a version
         schema_lock.check_held(storage, request.lock_holder)
-    snapshot = fold(rows, request.branch, manifest.version)
+    snapshot = fold(rows.current, request.branch, manifest.version)
     if request.txn is not None and check_txn(
-        rows, request.txn, request.touched(), request.txn_whole
+        rows.table, request.txn, request.touched(), request.txn_whole
     ):
         return Published(manifest.version, skipped=True)
     _check_expected(snapshot, request)
     graph_format = formats.of(manifest)
-    own = _commit_row(rows, request, manifest) if graph_format.has_lineage else None
+    own = _commit_row(rows.current, request, manifest) if graph_format.has_lineage else None
     new_rows = _arrow(graph_format, snapshot, request, own)
-    _check_visible(rows, new_rows, request, manifest.version)
+    _check_visible(rows.current, new_rows, request, manifest.version)
     if graph_format.has_identities:
-        identities.refuse_unreadable(rows, new_rows)
+        identities.refuse_unreadable(rows.current, new_rows, rows.holds)
     _faults.point("publish.before_merge")
     if time.monotonic() - began > _HANDLE_SECONDS:
         return None
@@ -304,7 +303,7 @@ def _is_below(storage: Storage, request: Publish, manifest: LanceDataset, versio
         if newest <= version:
             return False
         head = storage.dataset(layout.MANIFEST, layout.lance_branch(request.branch))
-        if has_publish(read_rows(head), request.publish_id):
+        if manifest_rows.read(head).has_publish(request.publish_id):
             return False
         _log.warning("publish %s landed at %d, below %d", request.publish_id, version, newest)
         line = layout.line(layout.MANIFEST, request.branch)
@@ -341,7 +340,7 @@ def _landed_all_the_same(
     """
     try:
         manifest = open_for_writing(storage, request.branch, request.branch_identifier)
-        landed = has_publish(read_rows(manifest), request.publish_id)
+        landed = manifest_rows.read(manifest).has_publish(request.publish_id)
     except BranchNotFoundError as second:
         raise _in_no_branch(storage, request) from second
     except OmnigraphError as second:
@@ -406,31 +405,6 @@ def _merge(manifest: LanceDataset, rows: pa.Table) -> int:
     return int(manifest.version)
 
 
-def has_publish(rows: pa.Table, publish_id: str) -> bool:
-    """Return whether a publish is there: its commit, or rows of tables that name it (rule 3)."""
-    if _may_mention(rows["object_id"], publish_id.encode()) and pc.any(
-        pc.equal(rows["object_id"], publish_id)
-    ):
-        return True
-    text = f'"publish_id":"{publish_id}"'
-    if not _may_mention(rows["metadata"], text.encode()):
-        return False
-    named = pc.match_substring(rows["metadata"], text)
-    kinds = rows["object_type"].filter(pc.fill_null(named, False))
-    return bool(pc.any(pc.is_in(kinds, pa.array([VERSION, TOMBSTONE]))).as_py())
-
-
-def _may_mention(texts: pa.ChunkedArray, part: bytes) -> bool:
-    """Return whether bytes are in the texts' memory, which may hold more than the texts themselves.
-
-    Ten times faster than looking at each of 10,000 texts, for what each publish asks of all the
-    rows there are, and nearly always in vain.
-    """
-    sought = re.compile(re.escape(part))
-    buffers = (chunk.buffers()[2] for chunk in texts.chunks)
-    return any(buffer is not None and sought.search(buffer) is not None for buffer in buffers)
-
-
 def _version_of_publish(manifest: LanceDataset, publish_id: str) -> int:
     """Return the first graph version that has the publish, going back from the newest."""
     version = int(manifest.version)
@@ -440,7 +414,7 @@ def _version_of_publish(manifest: LanceDataset, publish_id: str) -> int:
                 older = manifest.checkout_version(version - 1)
         except DatasetNotFoundError:  # cleaned away
             break
-        if not has_publish(read_rows(older), publish_id):
+        if not manifest_rows.read(older).has_publish(publish_id):
             break
         version -= 1
     return version

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omnigraph_spark.errors import CorruptManifestError
-from omnigraph_spark.manifest import lineage
+from omnigraph_spark.manifest import lineage, manifest_rows
 from omnigraph_spark.manifest.rows import OURS
 from omnigraph_spark.manifest.snapshot import open_main, read_rows
 from omnigraph_spark.schema import ir2
@@ -57,7 +57,7 @@ def write(
         CorruptManifestError: the graph has no commit.
         StorageError: the store failed; the record may be there.
     """
-    head = lineage.head_of(read_rows(open_main(storage)))
+    head = lineage.head_of(manifest_rows.read(open_main(storage)).current)
     if head is None:
         raise CorruptManifestError("__manifest has no commit", expected="the graph's first one")
     now = time.time_ns() // 1000

@@ -24,7 +24,7 @@ from omnigraph_spark.errors import (
     UnsupportedManifestVersion,
     VersionNotFoundError,
 )
-from omnigraph_spark.manifest import formats, identities, migrations
+from omnigraph_spark.manifest import formats, identities, manifest_rows, migrations
 from omnigraph_spark.manifest.rows import (
     MANIFEST_SCHEMA,
     OURS,
@@ -286,8 +286,7 @@ def read_rows(manifest: LanceDataset) -> pa.Table:
     Raises:
         StorageError: the store failed.
     """
-    with translated("Reading __manifest"):
-        return read_all(manifest)
+    return manifest_rows.read(manifest).table
 
 
 def open_manifest(
@@ -469,7 +468,7 @@ def load(storage: Storage, branch: str = layout.MAIN, version: int | None = None
         StorageError: the store failed.
     """
     manifest, pinned = open_at(storage, branch, version)
-    return fold(read_rows(manifest), branch, pinned)
+    return fold(manifest_rows.read(manifest).current, branch, pinned)
 
 
 _MOST_FILE_NAME = 255
@@ -482,20 +481,3 @@ def forget(storage: Storage) -> None:
     """
     store.forget(storage)
     kept_rows.forget()
-
-
-def read_all(manifest: LanceDataset) -> pa.Table:
-    """Return all rows in the columns known here, big fragments first; untranslated errors.
-
-    A fragment's rows are read once per process. Those of small fragments come in one piece: a fold
-    over many pieces takes twice as long.
-    """
-    fragments = manifest.get_fragments()
-    empty = fit(manifest.schema.empty_table())
-    read = kept_rows.read(manifest, fragments, empty.schema.names, fit)
-    is_big = [one.metadata.num_rows >= kept_rows.BIG_ROWS for one in fragments]
-    tables = [rows for rows, big in zip(read, is_big, strict=True) if big]
-    small = [rows for rows, big in zip(read, is_big, strict=True) if not big]
-    if small or not tables:
-        tables.append(pa.concat_tables(small or [empty]).combine_chunks())
-    return identities.named(pa.concat_tables(tables))

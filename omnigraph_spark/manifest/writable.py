@@ -16,8 +16,8 @@ from omnigraph_spark.errors import (
     RowLevelCasContention,
     UnsupportedError,
 )
-from omnigraph_spark.manifest import formats, lineage, migrations
-from omnigraph_spark.manifest.snapshot import branch_ref, open_main, read_rows
+from omnigraph_spark.manifest import formats, lineage, manifest_rows, migrations
+from omnigraph_spark.manifest.snapshot import branch_ref, open_main
 from omnigraph_spark.storage import backoff, layout, relocation, store
 from omnigraph_spark.storage.lance_errors import (
     DatasetNotFoundError,
@@ -195,7 +195,7 @@ def _restore_before(manifest: LanceDataset, publish_id: str) -> None:
     from lance import LanceOperation
 
     newest = int(manifest.version)
-    head = lineage.head_of(read_rows(manifest))
+    head = lineage.head_of(manifest_rows.read(manifest).current)
     if head is None or (head.commit_id, head.graph_version) != (publish_id, newest):
         _log.warning("publish %s stays: another one landed above it", publish_id)
         return

@@ -140,7 +140,8 @@ def _scan(dataset: LanceDataset, columns: list[str], newest: int | None) -> pa.T
     chosen = _own_fragments(dataset, newest)
     if not chosen:
         return dataset.schema.empty_table().select(columns)
-    return pa.concat_tables(kept_rows.read(dataset, chosen, columns))
+    kept = kept_rows.read(dataset, chosen, columns)
+    return pa.concat_tables([one.rows for one in kept])
 
 
 def _own_fragments(dataset: LanceDataset, newest: int | None) -> list[Any]:

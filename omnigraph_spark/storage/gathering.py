@@ -84,5 +84,5 @@ def _made(dataset: LanceDataset, run: list[Any]) -> list[Any] | None:
 
 def _rows(dataset: LanceDataset, run: list[Any]) -> pa.Table:
     """Return all columns of fragments, as the dataset has them."""
-    tables = kept_rows.read(dataset, run, dataset.schema.names, keep=False)
-    return pa.concat_tables([table.cast(dataset.schema) for table in tables])
+    kept = kept_rows.read(dataset, run, dataset.schema.names, keep=False)
+    return pa.concat_tables([one.rows.cast(dataset.schema) for one in kept])

@@ -11,7 +11,8 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,8 +24,32 @@ BIG_ROWS = 1024
 _ADDRESS = "_rowaddr"
 _MOST_BYTES = 64 << 20
 _MOST_FRAGMENTS = 1024
+_MADE_ROW_BYTES = 200  # what `Kept.made` is reckoned to take for each row
 
-_kept: OrderedDict[str, tuple[pa.Table, int]] = OrderedDict()
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The rows of a fragment, and what was made from them, which is kept as long as they are."""
+
+    rows: pa.Table
+    _made: dict[Callable[[pa.Table], Any], Any] = field(default_factory=dict)
+
+    def made(self, function: Callable[[pa.Table], Made]) -> Made:
+        """Return what a function makes of the rows; it is called once, and must always agree."""
+        if function not in self._made:
+            self._made[function] = function(self.rows)
+        made: Made = self._made[function]
+        return made
+
+    @property
+    def bytes(self) -> int:
+        """Return the memory that this is reckoned to take."""
+        return int(self.rows.nbytes) + _MADE_ROW_BYTES * int(self.rows.num_rows)
+
+
+_kept: OrderedDict[str, Kept] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -41,8 +66,8 @@ def read(
     fitted: Callable[[pa.Table], pa.Table] | None = None,
     *,
     keep: bool = True,
-) -> list[pa.Table]:
-    """Return the rows of fragments, one table for each; untranslated errors.
+) -> list[Kept]:
+    """Return the rows of each of some fragments; untranslated errors.
 
     Those of small fragments that weren't read before come by one scan. `fitted` is what rows go
     through before they are kept: always the same for the same columns. Without `keep` those that
@@ -51,7 +76,7 @@ def read(
     own = _columns(dataset, columns)
     names = [_name(own, one) for one in fragments]
     with _lock:
-        found = {name: _kept[name][0] for name in names if name in _kept}
+        found = {name: _kept[name] for name in names if name in _kept}
         for name in found:
             _kept.move_to_end(name)
     new = {name: one for name, one in zip(names, fragments, strict=True) if name not in found}
@@ -60,9 +85,10 @@ def read(
     rows |= _small(dataset, {name: one for name, one in new.items() if name not in big}, columns)
     if fitted is not None:
         rows = {name: fitted(table).combine_chunks() for name, table in rows.items()}
+    read_now = {name: Kept(table) for name, table in rows.items()}
     if keep:
-        _keep(rows)
-    found |= rows
+        _keep(read_now)
+    found |= read_now
     return [found[name] for name in names]
 
 
@@ -99,14 +125,14 @@ def _scan(
     return rows.combine_chunks()
 
 
-def _keep(read_now: Mapping[str, pa.Table]) -> None:
+def _keep(read_now: Mapping[str, Kept]) -> None:
     if not read_now:
         return
     with _lock:
-        _kept.update({name: (rows, rows.nbytes) for name, rows in read_now.items()})
-        size = sum(each for _, each in _kept.values())
+        _kept.update(read_now)
+        size = sum(one.bytes for one in _kept.values())
         while size > _MOST_BYTES or len(_kept) > _MOST_FRAGMENTS:
-            size -= _kept.popitem(last=False)[1][1]
+            size -= _kept.popitem(last=False)[1].bytes
 
 
 def _columns(dataset: LanceDataset, columns: Sequence[str]) -> list[Any]:

@@ -24,7 +24,13 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.integrity import rules
 from omnigraph_spark.integrity.rules import Integrity
-from omnigraph_spark.manifest import crash_records, known_types, migrations, schema_lock
+from omnigraph_spark.manifest import (
+    crash_records,
+    known_types,
+    manifest_rows,
+    migrations,
+    schema_lock,
+)
 from omnigraph_spark.manifest.snapshot import (
     Snapshot,
     TableEntry,
@@ -379,7 +385,7 @@ def head(storage: Storage, options: WriteOptions) -> Snapshot:
         return head(storage, options)  # what was read before the wait is old now
     if branch != options.branch:
         return replace(origin, branch=options.branch, graph_version=_NO_BRANCH, identifier=None)
-    rows = read_rows(manifest)
+    rows = manifest_rows.read(manifest).current
     snapshot = known_types.with_types(fold(rows, branch, manifest.version), rows)
     return replace(snapshot, identifier=identifier)
 

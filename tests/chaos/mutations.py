@@ -17,6 +17,7 @@ from omnigraph_spark import _faults
 from omnigraph_spark.history import commits
 from omnigraph_spark.maintenance import cleanup
 from omnigraph_spark.manifest import crash_records, known_types, migrations, publisher
+from omnigraph_spark.manifest.manifest_rows import ManifestRows
 from omnigraph_spark.manifest.publisher import Published
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.merge import merging
@@ -104,8 +105,7 @@ def _publish_first() -> None:
 
 
 def _no_own_id() -> None:
-    _put(publisher, has_publish=lambda *_: False)
-    _put(commit, has_publish=lambda *_: False)
+    _put(ManifestRows, has_publish=lambda *_: False)
 
 
 def _delete_files() -> None:

@@ -494,9 +494,9 @@ def test_calling_commit_again_after_an_unknown_outcome_finds_the_publish(graph: 
     _faults.arm("publish.landed", lose)
     _faults.arm("publish.opened", writes.once(lambda: None))
     with pytest.MonkeyPatch.context() as patch:
-        from omnigraph_spark.manifest import publisher
+        from omnigraph_spark.manifest.manifest_rows import ManifestRows
 
-        patch.setattr(publisher, "has_publish", lambda *_: False)
+        patch.setattr(ManifestRows, "has_publish", lambda *_: False)
         with pytest.raises((PublishOutcomeUnknown, ExpectedVersionMismatch)):
             commit(planned, staged)
     _faults.disarm()

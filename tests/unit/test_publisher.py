@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from omnigraph_spark import _faults
@@ -23,7 +22,6 @@ from omnigraph_spark.history.init import init_graph
 from omnigraph_spark.manifest import publisher
 from omnigraph_spark.manifest.publisher import Publish, Published, publish
 from omnigraph_spark.manifest.rows import (
-    MANIFEST_SCHEMA,
     OURS,
     ManifestRow,
     TableRow,
@@ -554,19 +552,3 @@ def test_garbage_in_the_metadata_of_an_old_version_is_no_batch(graph: Storage) -
     open_main(graph).update({"metadata": "'{\"txn\":[ nonsense'"}, f"object_id = '{old}'")
     publish(graph, request(version(A, 6), txn=("app", 1)))
     assert versions(graph)[A] == 6
-
-
-def test_a_publish_is_found_by_its_id_in_the_rows_alone() -> None:
-    rows = to_arrow([version(A, n, publish_id=f"P{n}") for n in range(4)])
-    assert publisher.has_publish(rows, "P2")
-    assert not publisher.has_publish(rows, "P4")
-    assert not publisher.has_publish(rows.slice(0, 2), "P2"), "the text is in memory, not a row's"
-    assert publisher.has_publish(rows.slice(2), "P2")
-    assert not publisher.has_publish(rows.slice(0, 0), "P2")
-    assert not publisher.has_publish(to_arrow([table(A)]), "P2"), "no text at all"
-    assert not publisher.has_publish(to_arrow([]), "P2")
-
-
-def test_an_id_in_a_tables_own_row_is_no_publish() -> None:
-    guard = {**table(A).columns(), "metadata": '{"publish_id":"P1"}'}
-    assert not publisher.has_publish(pa.Table.from_pylist([guard], MANIFEST_SCHEMA), "P1")

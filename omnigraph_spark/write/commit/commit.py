@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from omnigraph_spark import _faults
 from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import (
@@ -32,14 +30,14 @@ from omnigraph_spark.errors import (
     TableNotFoundError,
 )
 from omnigraph_spark.history import commits, init, runs
-from omnigraph_spark.manifest import crash_records, known_types
+from omnigraph_spark.manifest import crash_records, known_types, manifest_rows
 from omnigraph_spark.manifest.crash_records import Heartbeat
+from omnigraph_spark.manifest.manifest_rows import ManifestRows
 from omnigraph_spark.manifest.publisher import (
     Publish,
     Published,
     check_txn,
     found_in,
-    has_publish,
     publish,
 )
 from omnigraph_spark.manifest.rows import OURS, ManifestRow, TableRow, TombstoneRow
@@ -49,7 +47,6 @@ from omnigraph_spark.manifest.snapshot import (
     fold,
     load,
     open_manifest,
-    read_rows,
 )
 from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.options import WriteOptions
@@ -277,16 +274,16 @@ class _Write:
         """Do one round, from a fresh snapshot to the publish."""
         plan = self._plan
         manifest = open_for_writing(plan.storage, plan.branch, plan.branch_identifier)
-        rows = read_rows(manifest)
+        rows = manifest_rows.read(manifest)
         version = int(manifest.version)
-        if has_publish(rows, plan.publish_id):
+        if rows.has_publish(plan.publish_id):
             self._round.files_used = True
             return found_in(manifest, plan.publish_id)
         if plan.txn is not None and check_txn(
-            rows, plan.txn, frozenset(self._touched), plan.txn_whole
+            rows.table, plan.txn, frozenset(self._touched), plan.txn_whole
         ):
             return Published(version, skipped=True)
-        snapshot = known_types.with_types(fold(rows, plan.branch, version), rows)
+        snapshot = known_types.with_types(fold(rows.current, plan.branch, version), rows.current)
         self._refuse_made_again(snapshot)
         if staged_files.are_published(plan, self._by_table, snapshot):
             self._round.files_used = True
@@ -344,7 +341,7 @@ class _Write:
             self._touched = _touched(self._plan, self._by_table)
             self._check.run(snapshot, self._touched, self._schema, again=True)
 
-    def _is_matched(self, snapshot: Snapshot, rows: pa.Table) -> bool:
+    def _is_matched(self, snapshot: Snapshot, rows: ManifestRows) -> bool:
         """Match what is replaced or deleted to what is published now; False: nothing is to do."""
         requested = updates.matched(*self._asked, snapshot, rows) or self._asked
         self._asked = requested[0], small_files.gathered(*requested)
@@ -474,7 +471,7 @@ class _Write:
         """Return the plan's expectations, moved on over maintenance, which changes no row."""
         return {**self._plan.expected, **self._followed}
 
-    def _check_expected(self, snapshot: Snapshot, rows: pa.Table) -> None:
+    def _check_expected(self, snapshot: Snapshot, rows: ManifestRows) -> None:
         """Compare the plan's expectations with a round's snapshot; follow them over maintenance.
 
         Raises:
@@ -489,17 +486,17 @@ class _Write:
                 raise ExpectedVersionMismatch(key, version, current)
             self._followed[key] = current
 
-    def _holds(self, key: str, version: int, current: int, rows: pa.Table) -> bool:
+    def _holds(self, key: str, version: int, current: int, rows: ManifestRows) -> bool:
         """Return whether what the plan expects of a table is true of another published version."""
         target = self._plan.targets.get(key)
         if target is not None and not updates.can_be_matched_again(self._plan, target):
             return False
-        return has_same_rows(rows, key, version, current)
+        return has_same_rows(rows.table, key, version, current)
 
     def _is_maintained(self, key: str) -> bool:
         """Return whether nothing but maintenance moved a table since its version was expected."""
-        rows = read_rows(open_manifest(self._plan.storage, self._plan.branch))
-        current = fold(rows, self._plan.branch, 0).version(key)
+        rows = manifest_rows.read(open_manifest(self._plan.storage, self._plan.branch))
+        current = fold(rows.current, self._plan.branch, 0).version(key)
         return self._holds(key, self._plan.expected[key], current, rows)
 
     def _start_run(self, version: int) -> None:

@@ -24,11 +24,11 @@ from omnigraph_spark.errors import (
     StorageError,
 )
 from omnigraph_spark.history import commits, runs
-from omnigraph_spark.manifest import crash_records
+from omnigraph_spark.manifest import crash_records, manifest_rows
 from omnigraph_spark.manifest.crash_records import CrashRecord
-from omnigraph_spark.manifest.publisher import Publish, has_publish, publish
+from omnigraph_spark.manifest.publisher import Publish, publish
 from omnigraph_spark.manifest.rows import HEAL, OURS, VersionRow
-from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, load, read_rows
+from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry, fold, load
 from omnigraph_spark.manifest.writable import open_for_writing
 from omnigraph_spark.refs import forks
 from omnigraph_spark.storage import layout
@@ -66,11 +66,11 @@ def _resolve(round_: Round, record: CrashRecord) -> None:
     except BranchNotFoundError:
         _log.warning("write %s died on branch %s, which is gone", record.publish_id, record.branch)
     else:
-        rows = read_rows(manifest)
-        if has_publish(rows, record.publish_id):
+        rows = manifest_rows.read(manifest)
+        if rows.has_publish(record.publish_id):
             end = runs.PUBLISHED
         else:
-            snapshot = fold(rows, record.branch, int(manifest.version))
+            snapshot = fold(rows.current, record.branch, int(manifest.version))
             _log.warning("write %s died before its publish; rolling it back", record.publish_id)
             # The tables are those of the record's branch, whatever branch the caller writes to.
             branch_round = replace(round_, fresh=lambda: load(round_.storage, record.branch))

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnigraph_spark.errors import ExpectedVersionMismatch, IntegrityError
+from omnigraph_spark.manifest.manifest_rows import ManifestRows
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
 from omnigraph_spark.schema.model import EngineSchema
 from omnigraph_spark.schema.property_types import is_blob
@@ -144,7 +145,7 @@ def refuse_doubles(plan: WritePlan, by_table: ByTable) -> None:
 
 
 def matched(
-    plan: WritePlan, by_table: ByTable, snapshot: Snapshot, rows: pa.Table
+    plan: WritePlan, by_table: ByTable, snapshot: Snapshot, rows: ManifestRows
 ) -> tuple[WritePlan, ByTable] | None:
     """Return the plan and the staged tables matched to the snapshot; None where they are.
 
@@ -184,7 +185,7 @@ def for_round(
     by_table: ByTable,
     snapshot: Snapshot,
     schema: EngineSchema,
-    rows: pa.Table,
+    rows: ManifestRows,
 ) -> tuple[WritePlan, ByTable]:
     """Return what a round commits: deletes with the edges that go with them, and what is replaced.
 
@@ -201,7 +202,7 @@ def for_round(
 
 
 def _with_replaced(
-    plan: WritePlan, by_table: ByTable, snapshot: Snapshot, rows: pa.Table
+    plan: WritePlan, by_table: ByTable, snapshot: Snapshot, rows: ManifestRows
 ) -> tuple[WritePlan, ByTable]:
     """Add the stored rows that the predicate of a write chooses in the snapshot, as deletes."""
     targets, staged = dict(plan.targets), dict(by_table)
@@ -221,11 +222,15 @@ def _with_replaced(
 
 
 def _refuse_moved(
-    plan: WritePlan, target: TableTarget, dataset: LanceDataset, entry: TableEntry, rows: pa.Table
+    plan: WritePlan,
+    target: TableTarget,
+    dataset: LanceDataset,
+    entry: TableEntry,
+    rows: ManifestRows,
 ) -> None:
     """Refuse to replace rows that others changed since the frame was read from the table."""
     read = plan.reads.get(target.table_key)
-    others = () if read is None else spans_of_others(rows, read, entry)
+    others = () if read is None else spans_of_others(rows.table, read, entry)
     if read is None or not others:
         return
     versions = [dataset]
@@ -273,7 +278,7 @@ def is_stale(plan: WritePlan, snapshot: Snapshot, key: str) -> bool:
 
 
 def rematched(
-    plan: WritePlan, snapshot: Snapshot, rows: pa.Table, key: str, staged: Sequence[StagedTable]
+    plan: WritePlan, snapshot: Snapshot, rows: ManifestRows, key: str, staged: Sequence[StagedTable]
 ) -> tuple[TableTarget, list[StagedTable]]:
     """Match staged rows again, against the version that the snapshot pins; stages them again.
 
@@ -289,7 +294,7 @@ def rematched(
     """
     old = plan.targets[key]
     entry = snapshot.tables[key]
-    others = spans_of_others(rows, plan.reads[key], entry) if key in plan.reads else ()
+    others = spans_of_others(rows.table, plan.reads[key], entry) if key in plan.reads else ()
     target = replace(old, mode=plan.mode, version=entry.table_version, others=others)
     dataset = plan.storage.dataset(target.location, target.table_branch, target.version)
     _log.info("write %s: matching %s again at %d", plan.publish_id, key, target.version)
