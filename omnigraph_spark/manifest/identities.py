@@ -54,16 +54,19 @@ def named(rows: pa.Table) -> pa.Table:
 
 def newest(rows: pa.Table) -> pa.Table:
     """Return the rows that tell what tables are: without the versions that newer ones supersede."""
+    return rows.filter(pc.invert(are_superseded(rows, INCARNATION)))
+
+
+def are_superseded(rows: pa.Table, key: str) -> pa.ChunkedArray:
+    """Return for each row whether it is a version below the highest of those with its `key`."""
     versions = pc.equal(rows["object_type"], VERSION)
-    highest = _highest(rows, VERSION)
-    if len(highest) == 0:
-        return rows
-    keys = pa.array([*highest], pa.uint64())
+    highest = highest_by(rows.select([key, "table_version"]).filter(versions), key)
+    keys = pa.array([*highest], rows[key].type)
     newest_numbers = pc.take(
-        pa.array([*highest.values()], pa.uint64()), pc.index_in(rows[INCARNATION], keys)
+        pa.array([*highest.values()], pa.uint64()), pc.index_in(rows[key], keys)
     )
     superseded = pc.and_(versions, pc.not_equal(rows["table_version"], newest_numbers))
-    return rows.filter(pc.invert(pc.fill_null(superseded, False)))
+    return pc.fill_null(superseded, False)
 
 
 def living(rows: pa.Table) -> tuple[pa.Table, dict[str, Identity]]:

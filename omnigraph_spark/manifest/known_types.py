@@ -23,6 +23,7 @@ import pyarrow as pa
 from omnigraph_spark import schema as engine_schema
 from omnigraph_spark.errors import CorruptManifestError
 from omnigraph_spark.manifest import manifest_rows
+from omnigraph_spark.manifest.manifest_rows import TYPE_MARK
 from omnigraph_spark.manifest.rows import OURS, TOMBSTONE, VERSION
 from omnigraph_spark.manifest.snapshot import (
     Snapshot,
@@ -38,7 +39,6 @@ from omnigraph_spark.storage.store import Storage
 
 TYPE = "type"
 """Key in this connector's part of a version row's metadata that holds the table's type."""
-_MARK = f'"{TYPE}":"'.encode()
 
 _log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ def _mentioning(texts: pa.StringArray) -> Iterator[int]:
         return
     starts = np.frombuffer(offsets, dtype=np.int32)[texts.offset : texts.offset + len(texts) + 1]
     content = data.to_pybytes()
-    for match in re.finditer(re.escape(_MARK), content):
+    for match in re.finditer(re.escape(TYPE_MARK.encode()), content):
         number = int(np.searchsorted(starts, match.start(), side="right")) - 1
         if 0 <= number < len(texts):
             yield number

@@ -8,6 +8,7 @@ that a publish takes as long after 10,000 others as after a hundred.
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Sequence
 from functools import cached_property
@@ -17,13 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnigraph_spark.manifest import identities
-from omnigraph_spark.manifest.rows import COMMIT, TOMBSTONE, VERSION, fit
+from omnigraph_spark.manifest.rows import COMMIT, INCARNATION, OURS, TABLE, TOMBSTONE, VERSION, fit
 from omnigraph_spark.storage import kept_rows
 from omnigraph_spark.storage.lance_errors import translated
 
 if TYPE_CHECKING:
     from lance import LanceDataset
 
+BATCH_MARK = '"txn":['
+"""What the metadata of a row has that names a batch of a stream."""
+TYPE_MARK = '"type":"'
+"""What the metadata of a version row has that holds the table's type."""
 _PUBLISH_ID = re.compile(rb'"publish_id":"([^"]*)"')
 
 
@@ -49,12 +54,17 @@ class ManifestRows:
     def current(self) -> pa.Table:
         """The rows that a snapshot and the newest commit follow from, as from all rows.
 
-        All of them where tables have no ids: there older versions may hold a table's type. And
-        where an `object_id` is there twice, which whoever folds them looks into.
+        All of them where an `object_id` is there twice, which whoever folds them looks into.
         """
-        if not self.big or not identities.has_identities(self.small) or not self._are_single():
+        if not self.big or not self._are_single():
             return self.table
         parts = [one.made(_current) for one in self.big]
+        return identities.named(pa.concat_tables([*parts, self.small]))
+
+    @cached_property
+    def batches(self) -> pa.Table:
+        """The rows that say which batches of streams were published, as all rows do."""
+        parts = [one.made(_newest_batches) for one in self.big]
         return identities.named(pa.concat_tables([*parts, self.small]))
 
     def holds(self, object_id: str) -> bool:
@@ -121,12 +131,49 @@ def _publish_ids(rows: pa.Table) -> frozenset[bytes]:
 
 
 def _current(rows: pa.Table) -> pa.Table:
-    """Return rows without versions of tables and commits that others among them supersede."""
-    rows = identities.newest(rows)
+    """Return rows without versions of tables and commits that others among them supersede.
+
+    Where tables have no ids, an older version may hold the table's type, and stays then.
+    """
+    if identities.has_identities(rows):
+        superseded = identities.are_superseded(rows, INCARNATION)
+    else:
+        typed = pc.fill_null(pc.match_substring(rows["metadata"], TYPE_MARK), False)
+        superseded = pc.and_not(identities.are_superseded(rows, "table_key"), typed)
     are_commits = pc.equal(rows["object_type"], COMMIT)
     highest = pc.max(rows["table_version"].filter(are_commits))
     older = pc.and_(are_commits, pc.less(rows["table_version"], highest))
-    return rows.filter(pc.invert(pc.fill_null(older, False))).combine_chunks()
+    unneeded = pc.or_(superseded, pc.fill_null(older, False))
+    return rows.filter(pc.invert(unneeded)).combine_chunks()
+
+
+def _newest_batches(rows: pa.Table) -> pa.Table:
+    """Return the rows that name a batch of a stream, the newest of each stream and table alone."""
+    marked = pc.fill_null(pc.match_substring(rows["metadata"], BATCH_MARK), False)
+    marked = rows.filter(pc.or_(marked, pc.equal(rows["object_type"], TABLE)))  # they have names
+    table = INCARNATION if identities.has_identities(rows) else "table_key"
+    newest: dict[tuple[object, ...], tuple[int, int]] = {}
+    unclear = []
+    columns = (marked[name].to_pylist() for name in (table, "object_type", "metadata"))
+    for place, (key, kind, text) in enumerate(zip(*columns, strict=True)):
+        batch = batch_of(text)
+        if batch is None:
+            unclear.append(place)
+            continue
+        app_id, number = batch
+        highest = newest.get((key, kind, app_id), (number, place))
+        newest[key, kind, app_id] = max(highest, (number, place))
+    places = sorted([*unclear, *(place for _, place in newest.values())])
+    return marked.take(pa.array(places, pa.int64())).combine_chunks()
+
+
+def batch_of(metadata: str | None) -> tuple[str, int] | None:
+    """Return the stream and the batch that a row's metadata names, None where it names none."""
+    try:
+        app_id, number = json.loads(metadata or "")[OURS]["txn"]
+        return str(app_id), int(number)
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _is_in(rows: pa.Table, object_id: str) -> bool:

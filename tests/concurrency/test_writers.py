@@ -16,13 +16,15 @@ from tests.support.processes import Outcome, at_once
 from tests.support.writes import ALL, COMPANY, KNOWS, PERSON, ids
 
 WRITES = 4
+both_forms = pytest.mark.parametrize("graph", [2, 6], indirect=True)
 FOUR_TABLES = tuple(f"node:T{number}" for number in range(4))
 NEW = dict.fromkeys((*FOUR_TABLES, "node:New"), writes.NEW[PERSON])
 
 
 @pytest.fixture
-def graph(tmp_path: Path) -> Storage:
-    return writes.new_graph(Storage.at(str(tmp_path / "g")))
+def graph(tmp_path: Path, request: pytest.FixtureRequest) -> Storage:
+    form = getattr(request, "param", 2)
+    return writes.new_graph(writes.empty_graph(Storage.at(str(tmp_path / "g")), form))
 
 
 def assert_sound(storage: Storage) -> None:
@@ -57,6 +59,7 @@ def crossing(storage: Storage, number: int, outcome: Outcome) -> None:
     _append(storage, number, outcome, (keys[number % 3], keys[(number + 1) % 3]))
 
 
+@both_forms
 @pytest.mark.parametrize("count", [2, 4])
 def test_appends_of_many_processes_to_one_table_all_land_once(graph: Storage, count: int) -> None:
     outcomes = at_once(graph.root, [same_table] * count)
@@ -80,6 +83,7 @@ def test_appends_to_different_tables_never_meet(graph: Storage) -> None:
     assert_sound(graph)
 
 
+@both_forms
 def test_writers_of_crossing_pairs_of_tables_are_whole_at_every_version(graph: Storage) -> None:
     outcomes = at_once(graph.root, [crossing] * 3)
     assert [one.errors for one in outcomes] == [[]] * 3
@@ -112,6 +116,7 @@ def counter(storage: Storage, number: int, outcome: Outcome) -> None:
             break
 
 
+@both_forms
 def test_read_modify_write_of_many_processes_loses_no_update(graph: Storage) -> None:
     writes.write(graph, {PERSON: ["0"]}, "overwrite")
     outcomes = at_once(graph.root, [counter] * 3)

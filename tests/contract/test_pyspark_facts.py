@@ -1,4 +1,4 @@
-"""What PySpark's Python Data Source API really does, as far as this package leans on it (fact 1-42).
+"""What PySpark's Python Data Source API really does, as far as this package leans on it (facts 1 to 11, 14, 39, 42).
 
 These tests use a probe source, not ours. Where one fails after an upgrade of pyspark, the part of the
 package that leans on the fact (named in the test) has to change with it.

@@ -817,7 +817,9 @@ def test_the_age_of_a_record_is_taken_on_the_stores_clock_alone(graph: Storage) 
     assert records(graph) == [slow.publish_id]
 
 
-def test_a_writer_that_only_slept_is_refused_after_it_was_rolled_back(graph: Storage) -> None:
+def test_a_writer_that_only_slept_writes_again_as_a_whole_after_it_was_rolled_back(
+    graph: Storage,
+) -> None:
     """It wakes between its table commits and its publish: half of it may not land."""
 
     def sleep() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from omnigraph_spark.history.commits import COMMITS, Commit
 from omnigraph_spark.history.init import init_graph
 from omnigraph_spark.maintenance import check as checks
 from omnigraph_spark.maintenance import repair
-from omnigraph_spark.manifest import formats
+from omnigraph_spark.manifest import formats, publisher
 from omnigraph_spark.manifest.snapshot import forget, load
 from omnigraph_spark.refs import branches, refs
 from omnigraph_spark.refs.refs import Resolved
@@ -64,6 +64,8 @@ def test_a_writer_whose_clock_is_behind_makes_a_later_commit_all_the_same(
     before = commits.read_commits(graph, branch)[-1]
     behind = before.created_at - timedelta(hours=5)
     monkeypatch.setattr(commits, "_now", lambda: behind)
+    in_micros = int(behind.replace(tzinfo=timezone.utc).timestamp() * 1_000_000)
+    monkeypatch.setattr(publisher, "_now", lambda: in_micros)
     done = [write(graph, {PERSON: [name]}, branch=branch).graph_version for name in ("x", "y")]
     line = commits.read_commits(graph, branch)
     assert [c.manifest_version for c in line[-2:]] == done

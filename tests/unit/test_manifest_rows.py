@@ -10,7 +10,9 @@ import pytest
 
 from omnigraph_spark.errors import CorruptManifestError
 from omnigraph_spark.manifest import identities, lineage
+from omnigraph_spark.manifest.known_types import with_types
 from omnigraph_spark.manifest.manifest_rows import ManifestRows
+from omnigraph_spark.manifest.publisher import check_txn
 from omnigraph_spark.manifest.rows import (
     IDENTITY_SCHEMA,
     MANIFEST_SCHEMA,
@@ -49,80 +51,116 @@ def identified(*rows: AnyRow) -> pa.Table:
     return fit(to_arrow(rows, PAIRS))
 
 
-def random_rows(dice: random.Random) -> pa.Table:
-    """Return what many publishes leave: tables made, written to, renamed, dropped and made again.
+class Grown:
+    """What many publishes leave: tables made, written to, renamed, dropped and made again.
 
-    A renamed or dropped table's newest row counts, as a merge into `__manifest` leaves it.
+    Of the rows of one `object_id` the last counts, as a merge into `__manifest` leaves it.
     """
-    rows: dict[str, dict[str, Any]] = {}
-    names: dict[int, str] = {}
-    numbers: dict[int, int] = {}
 
-    def put(table: pa.Table) -> None:
-        for row in table.to_pylist():
-            rows.pop(row["object_id"], None)
-            rows[row["object_id"]] = row
+    def __init__(self, dice: random.Random, *, has_ids: bool) -> None:
+        self.dice, self.has_ids = dice, has_ids
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.names: dict[int, str] = {}
+        self.numbers: dict[int, int] = {}
+        self.first: dict[str, int] = {}
+        for publish in range(dice.randrange(5, 120)):
+            self.publish(publish)
 
-    for publish in range(dice.randrange(5, 120)):
-        kind = dice.random()
-        alive = [*names]
-        if not alive or kind < 0.1:
-            number = len(numbers) + 1
-            key = f"node:T{dice.randrange(6)}"
-            if key in names.values():
-                continue
-            names[number], numbers[number] = key, 1
-            pair = Identity(number, number)
-            made = TableRow(key, pair.location(key), pair)
-            put(to_arrow([made, version(key, 1, f"P{publish}")], {key: pair}))
+    def publish(self, publish: int) -> None:
+        dice, kind = self.dice, self.dice.random()
+        if not self.names or kind < 0.1:
+            self.make(f"node:T{dice.randrange(6)}", publish)
         elif kind < 0.17:
-            number = dice.choice(alive)
-            key, numbers[number] = names.pop(number), numbers[number] + 1
-            gone = TombstoneRow(key, numbers[number])
-            put(to_arrow([gone], {key: Identity(number, number)}))
-        elif kind < 0.25:
-            number, key = dice.choice(alive), f"node:New{publish}"
-            names[number] = key
-            pair = Identity(number, number)
-            put(to_arrow([TableRow(key, pair.location(key), pair)], {key: pair}))
+            number = dice.choice([*self.names])
+            self.numbers[number] += 1
+            self.put(number, TombstoneRow(self.names[number], self.numbers[number]))
+            del self.names[number]
+        elif kind < 0.25 and self.has_ids:
+            number = dice.choice([*self.names])
+            self.names[number] = f"node:New{publish}"
+            self.make_row(number)
         else:
-            number = dice.choice(alive)
-            numbers[number] += dice.randrange(1, 3)
-            new = version(names[number], numbers[number], f"P{publish}")
-            put(to_arrow([new], {names[number]: Identity(number, number)}))
+            number = dice.choice([*self.names])
+            self.numbers[number] += dice.randrange(1, 3)
+            self.write(number, publish)
         branch = dice.choice([None, "dev"])
-        put(
-            to_arrow(
-                lineage.rows_of(CommitRow(f"P{publish}", publish + 2, branch, None, publish)), {}
-            )
-        )
-    return fit(pa.Table.from_pylist([*rows.values()], IDENTITY_SCHEMA))
+        for row in lineage.rows_of(CommitRow(f"P{publish}", publish + 2, branch, None, publish)):
+            self.add(to_arrow([row], {} if self.has_ids else None))
+
+    def make(self, key: str, publish: int) -> None:
+        if key in self.names.values():
+            return
+        new = len(self.numbers) + 1
+        number = new if self.has_ids else self.first.setdefault(key, new)
+        self.names[number] = key
+        self.numbers[number] = self.numbers.get(number, 0) + 1
+        self.make_row(number)
+        self.write(number, publish)
+
+    def make_row(self, number: int) -> None:
+        key = self.names[number]
+        pair = Identity(number, number) if self.has_ids else None
+        location = layout.table_location(key) if pair is None else pair.location(key)
+        self.put(number, TableRow(key, location, pair))
+
+    def write(self, number: int, publish: int) -> None:
+        ours: dict[str, Any] = {"publish_id": f"P{publish}"}
+        if self.dice.random() < 0.3:
+            ours["txn"] = [self.dice.choice(["a", "b\u00fc"]), self.dice.randrange(9)]
+        if self.dice.random() < 0.2 and not self.has_ids:
+            ours["type"] = f"node T {{ p{publish}: I64? }}"
+        branch = None if self.has_ids else self.dice.choice([None, "dev"])
+        last = self.numbers[number]
+        self.put(number, VersionRow(self.names[number], last, branch, publish, {OURS: ours}))
+
+    def put(self, number: int, row: AnyRow) -> None:
+        pairs = {self.names[number]: Identity(number, number)} if self.has_ids else None
+        self.add(to_arrow([row], pairs))
+
+    def add(self, table: pa.Table) -> None:
+        for row in table.to_pylist():
+            self.rows.pop(row["object_id"], None)
+            self.rows[row["object_id"]] = row
+
+    def table(self) -> pa.Table:
+        schema = IDENTITY_SCHEMA if self.has_ids else MANIFEST_SCHEMA
+        return fit(pa.Table.from_pylist([*self.rows.values()], schema))
 
 
 def folded(rows: pa.Table) -> Snapshot | str:
     try:
-        return fold(rows, layout.MAIN, 9)
+        return with_types(fold(rows, layout.MAIN, 9), rows)
     except CorruptManifestError as error:
         return str(error)
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_current_rows_fold_into_the_snapshot_of_all_rows(seed: int) -> None:
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_what_is_looked_at_says_the_same_as_all_rows(seed: int, has_ids: bool) -> None:
     dice = random.Random(seed)
-    every = random_rows(dice)
+    every = Grown(dice, has_ids=has_ids).table()
     sizes = [dice.randrange(every.num_rows) for _ in range(dice.randrange(1, 3))]
     if sum(sizes) > every.num_rows:
         sizes = [every.num_rows]
     rows = in_parts(every, *sizes)
-    snapshot = folded(rows.table)
-    assert isinstance(snapshot, Snapshot), snapshot
-    assert folded(rows.current) == snapshot
+    assert folded(rows.current) == folded(rows.table)
+    assert isinstance(folded(rows.current), Snapshot)
     assert lineage.head_of(every) is not None
     assert lineage.head_of(rows.current) == lineage.head_of(every)
-    for publish in range(-1, 125):
-        is_there = f"P{publish}" in every["object_id"].to_pylist()
-        assert rows.has_publish(f"P{publish}") == is_there
-    assert all(map(rows.holds, every["object_id"].to_pylist()))
+    ids = {*every["object_id"].to_pylist()}
+    assert all(rows.has_publish(f"P{n}") == (f"P{n}" in ids) for n in range(-1, 125))
+    assert all(map(rows.holds, ids))
+    for batch in [(app, number) for app in ("a", "b\u00fc", "c") for number in range(9)]:
+        assert_same_batches(rows, batch)
+
+
+def assert_same_batches(rows: ManifestRows, batch: tuple[str, int]) -> None:
+    keys = {*rows.table["table_key"].to_pylist()} - {""}
+    some = check_txn(rows.table, batch, frozenset(keys), whole=True)
+    assert check_txn(rows.batches, batch, frozenset(keys), whole=True) == some
+    found = [check_txn(rows.batches, batch, frozenset([key])) for key in keys]
+    assert found == [check_txn(rows.table, batch, frozenset([key])) for key in keys]
+    assert any(found) == some
 
 
 def test_of_a_big_fragment_superseded_versions_and_commits_are_not_looked_at_again() -> None:
@@ -157,10 +195,14 @@ def test_an_id_that_is_there_twice_is_looked_into_wherever_the_two_rows_lie(
     assert isinstance(folded(parts.current), Snapshot) == is_same
 
 
-def test_where_tables_have_no_ids_all_rows_are_current() -> None:
-    every = fit(to_arrow([version(A, number) for number in range(4)]))
-    rows = in_parts(every, 3)
-    assert rows.current.equals(every)
+def test_where_tables_have_no_ids_a_version_that_holds_a_type_stays() -> None:
+    typed = VersionRow(A, 1, None, 1, {OURS: {"type": "node A { p: I64? }"}})
+    every = fit(to_arrow([TableRow(A, "nodes/x"), typed, *(version(A, n) for n in range(2, 6))]))
+    current = in_parts(every, 5).current
+    assert current["table_version"].to_pylist() == [None, 1, 4, 5]
+    assert with_types(fold(current, "main", 1), current) == with_types(
+        fold(every, "main", 1), every
+    )
 
 
 @pytest.mark.parametrize("big", [0, 1, 2, 3, 4])

@@ -322,6 +322,9 @@ def test_a_batch_costs_the_same_after_many_commits(
         assert stream.ids() == [f"p{number}"]
         costs.append({**counted})
     _, second, *later = costs  # the first one opens the snapshot that it begins with, too
+    # Fragments of `__manifest` were gathered now and then: that version is looked at, too.
+    assert {cost["_open"] - second["_open"] for cost in later} <= {0, 1}
+    later = [{**cost, "_open": second["_open"]} for cost in later]
     if form == 6:  # there an append is a transaction of all fragments, and all are looked at
         later = [{**cost, "_fragment": second["_fragment"]} for cost in later]
     else:

@@ -280,7 +280,7 @@ class _Write:
             self._round.files_used = True
             return found_in(manifest, plan.publish_id)
         if plan.txn is not None and check_txn(
-            rows.table, plan.txn, frozenset(self._touched), plan.txn_whole
+            rows.batches, plan.txn, frozenset(self._touched), plan.txn_whole
         ):
             return Published(version, skipped=True)
         snapshot = known_types.with_types(fold(rows.current, plan.branch, version), rows.current)

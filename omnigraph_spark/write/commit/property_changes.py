@@ -24,10 +24,10 @@ from omnigraph_spark.errors import (
 )
 from omnigraph_spark.history import schema_apply
 from omnigraph_spark.history.schema_apply import Change
-from omnigraph_spark.manifest import schema_lock
+from omnigraph_spark.manifest import manifest_rows, schema_lock
 from omnigraph_spark.manifest.publisher import check_txn
 from omnigraph_spark.manifest.rows import ManifestRow
-from omnigraph_spark.manifest.snapshot import Snapshot, load, open_main, read_rows
+from omnigraph_spark.manifest.snapshot import Snapshot, load, open_main
 from omnigraph_spark.schema import edits
 from omnigraph_spark.schema.ir2 import Renamed
 from omnigraph_spark.storage import backoff, layout
@@ -102,7 +102,8 @@ def change(plan: WritePlan, text: Callable[[str], str], renamed: Renamed | None 
     """
     if plan.txn is not None:
         manifest = open_main(plan.storage)
-        if check_txn(read_rows(manifest), plan.txn, frozenset(plan.targets), plan.txn_whole):
+        batches = manifest_rows.read(manifest).batches
+        if check_txn(batches, plan.txn, frozenset(plan.targets), plan.txn_whole):
             return Done(Committed(plan.publish_id, int(manifest.version), skipped=True))
     end = time.monotonic() + plan.settings.commit_timeout_seconds
     while True:
