@@ -253,10 +253,10 @@ def _run(args: argparse.Namespace, folder: Path) -> None:
     young = replace(graph, storage=Storage.at(str(apart)))
     bytes_at = json.loads(told.read_text()) if told.is_file() else [sizes(root)]
     publishes = max(publishes, graph.number + WINDOW)
-    windows: dict[str, list[list[float]]] = {"second 100": [], "again, late": [], "last 100": []}
-    opened: dict[str, list[list[float]]] = {"again, late": [], "last 100": []}
+    compared = {"again, late": young, "last 100": graph}
     if other is not None:
-        windows["beside"], opened["beside"] = [], []
+        compared["beside"] = other
+    windows: dict[str, list[list[float]]] = {name: [] for name in ("second 100", *compared)}
     end = time.monotonic() + seconds
     while graph.number < publishes:
         number = graph.number
@@ -276,14 +276,15 @@ def _run(args: argparse.Namespace, folder: Path) -> None:
         if number // WINDOW == 1:
             windows["second 100"].append(took)
         if number >= publishes - WINDOW:
-            for name, one in (("last 100", graph), ("again, late", young), ("beside", other)):
-                if one is None:
-                    continue
+            for name, one in compared.items():
                 windows[name].append(took if one is graph else one.publish_next())
-                opened[name].append(open_snapshots(one.storage))
         if graph.number % WINDOW == 0:
             bytes_at.append(sizes(root))
             told.write_text(json.dumps(bytes_at))
+    # Only now: a process that forgets what it read of one graph forgets that of the others, too.
+    opened: dict[str, list[list[float]]] = {name: [] for name in compared}
+    for name, one in [*compared.items()] * WINDOW:
+        opened[name].append(open_snapshots(one.storage))
     print(f"{publishes} publishes, {args.tables} tables, a graph of form {args.form}")
     if other is not None:
         print(f"beside: form 2, {other.number} publishes")

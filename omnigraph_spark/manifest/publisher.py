@@ -300,8 +300,10 @@ def _is_below(storage: Storage, request: Publish, manifest: LanceDataset, versio
     freed the number meanwhile. Nobody has read that version as the branch's head.
     """
     try:
-        with translated("Reading the newest version of __manifest"):
-            newest = int(manifest.latest_version)
+        newest = storage.newest_of(layout.MANIFEST, layout.lance_branch(request.branch))
+        if newest is None:
+            with translated("Reading the newest version of __manifest"):
+                newest = int(manifest.latest_version)
         if newest <= version:
             return False
         head = storage.dataset(layout.MANIFEST, layout.lance_branch(request.branch))

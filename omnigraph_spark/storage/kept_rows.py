@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -43,7 +44,7 @@ class Kept:
         made: Made = self._made[function]
         return made
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Return the memory that this is reckoned to take."""
         return int(self.rows.nbytes) + _MADE_ROW_BYTES * int(self.rows.num_rows)
@@ -146,7 +147,10 @@ def _name(columns: list[Any], fragment: Any) -> str:
     The names of files are given once. Where they lie doesn't count: a branch has those of its
     parent under another folder.
     """
-    described = fragment.metadata.to_json()
-    for file in (*described["files"], described.get("deletion_file") or {}):
-        file.pop("base_id", None)
-    return json.dumps([columns, described])
+    metadata = fragment.metadata
+    files = [{**vars(file), "base_id": None} for file in metadata.files]
+    deletions = None
+    if metadata.deletion_file is not None:
+        deletions = {**metadata.deletion_file.asdict(), "base_id": None}
+    more = metadata.to_json()["overlays"] if getattr(metadata, "overlays", None) else None
+    return json.dumps([columns, metadata.id, metadata.physical_rows, files, deletions, more])

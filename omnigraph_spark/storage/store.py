@@ -117,12 +117,20 @@ class Storage:
             StorageError: the store failed.
         """
         uri = self.dataset_uri(location, branch)
-        if version is None and self.is_local() and location in layout.OWN_DATASETS:
-            newest = newest_version(uri)
-            if newest is not None:
-                with suppress(DatasetNotFoundError):  # removed in between: there are newer ones
-                    return self._open(location, uri, newest)
+        newest = self.newest_of(location, branch) if version is None else None
+        if newest is not None:
+            with suppress(DatasetNotFoundError):  # removed in between: there are newer ones
+                return self._open(location, uri, newest)
         return self._open(location, uri, version)
+
+    def newest_of(self, location: str, branch: str | None = None) -> int | None:
+        """Return the newest version of one of the graph's own datasets, None: Lance must list it.
+
+        A listing takes as long as there are versions, 7 ms for 10,000.
+        """
+        if not self.is_local() or location not in layout.OWN_DATASETS:
+            return None
+        return newest_version(self.dataset_uri(location, branch))
 
     def _open(self, location: str, uri: str, version: int | None) -> LanceDataset:
         with translated(f"Opening {location} of {self.root}"):
