@@ -267,10 +267,12 @@ def read_only(graph: Storage, tmp_path: Path) -> Iterator[Storage]:
 
 @pytest.mark.parametrize("mode", ["append", "overwrite"])
 def test_a_read_only_mount_is_read_and_refuses_writes_by_its_cause(
-    read_only: Storage, mode: str
+    graph: Storage, read_only: Storage, mode: str
 ) -> None:
     before = graphs.file_hashes(Path(read_only.root))
     assert ids(read_only, PERSON) == ["first"]
     with pytest.raises(OmnigraphError, match=r"OMNIGRAPH_STORAGE.*[Rr]ead-only"):
         writes.write(read_only, {PERSON: ["ours"]}, mode)
     assert graphs.file_hashes(Path(read_only.root)) == before
+    writes.write(graph, {PERSON: ["ours"]}, mode)  # the same graph, where it can be written to
+    assert "ours" in ids(read_only, PERSON)
