@@ -31,7 +31,7 @@ in_venv = PYSPARK_PYTHON=$(CURDIR)/$(1)/bin/python $(1)/bin/python
 install = $(PYTHON) -m venv $(1) && $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engine test-floors test-rounds test-connect test-wheel test-all lint type format docs site bench chaos clean
+.PHONY: help demo test test-engine test-floors test-rounds test-connect test-wheel test-all lint type format docs site bench chaos environments clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -73,7 +73,7 @@ test-rounds: $(VENV)/.ready  ## the long tests; random sequences and queries, ra
 	  $(call in_venv,$(VENV)) $(PYTEST) --timeout=3600 -m 'long or rounds' --ignore=tests/engine $(ARGS)
 
 test-connect: $(VENV_CONNECT)/.ready  ## Spark Connect and pipelines, with what pyspark[connect,pipelines] needs
-	$(call in_venv,$(VENV_CONNECT)) -m pytest tests/spark/test_connect.py tests/spark/test_pipelines.py $(ARGS)
+	$(call in_venv,$(VENV_CONNECT)) $(PYTEST) tests/spark/test_connect.py tests/spark/test_pipelines.py $(ARGS)
 	$(call in_venv,$(VENV_CONNECT)) -m pytest tests/spark/test_same_outcome.py -k one_outcome --spark-master connect $(ARGS)
 
 test-wheel: $(VENV)/.ready  ## build wheel and sdist, install them in clean environments, run the quickstart
@@ -114,6 +114,8 @@ bench: $(VENV)/.ready  ## measure beside Parquet, pylance and the API's own ceil
 
 chaos: $(VENV)/.ready  ## kill writers and break stores; ARGS=--mutations plants bugs, ARGS=--large
 	$(call in_venv,$(VENV)) -m tests.chaos $(ARGS)
+
+environments: $(VENV)/.ready $(VENV_40)/.ready $(VENV_CONNECT)/.ready  ## build what the tests run in
 
 clean:  ## remove the environments and what tests and tools left behind
 	rm -rf $(VENV) $(VENV_40) $(VENV_CONNECT) $(VENV_SITE) .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse build dist

@@ -52,16 +52,21 @@ _pickled: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
 class Scan:
     """One omnigraph scan of a query: its relation in the plan, and its data source."""
 
-    def __init__(self, relation: Any, options: Mapping[str, str]) -> None:
+    def __init__(self, gateway: Any, relation: Any, table: Any) -> None:
+        self._gateway = gateway
         self.relation = relation
-        self.options = options
-        self.table = relation.table()
+        self.table = table
         self.schema: StructType = StructType.fromJson(json.loads(relation.schema().json()))
+
+    def option(self, name: str) -> str | None:
+        """Return an option that the scan was given, whatever the case of its name."""
+        given = self.relation.options().__getattr__("getOrDefault")(name, None)
+        return None if given is None else str(given)
 
     def source(self) -> OmnigraphDataSource:
         """Return the data source itself, with the snapshot that it is pinned to."""
-        owner = _field(self.table, "ds").get(self.table)
-        made = _field(owner, "dataSourceInPython").get(owner)
+        owner = _field(self._gateway, self.table, "ds").get(self.table)
+        made = _field(self._gateway, owner, "dataSourceInPython").get(owner)
         if made is None:
             raise ValueError("the scan has no Python data source")
         source: OmnigraphDataSource = _pickled.loads(bytes(made.dataSource()))
@@ -88,9 +93,9 @@ class Query:
         self._execution = frame._jdf.queryExecution()
         self._plan = self._execution.analyzed()
         self._plans = [self._plan, *_each(self._plan.subqueriesAll())]
-        self.scans = [Scan(leaf, options) for leaf, options in self._relations()]
+        self.scans = [Scan(self._gateway, leaf, table) for leaf, table in self._relations()]
 
-    def _relations(self) -> Iterator[tuple[Any, Mapping[str, str]]]:
+    def _relations(self) -> Iterator[tuple[Any, Any]]:
         seen: list[Any] = []
         for plan in self._plans:
             for leaf in _each(plan.collectLeaves()):
@@ -99,14 +104,16 @@ class Query:
                 table = leaf.table()
                 if _class(table) == "PythonTable" and table.name() == _SHORT_NAME:
                     seen.append(leaf)
-                    mapper = self._java("com.fasterxml.jackson.databind.ObjectMapper")()
-                    options = mapper.writeValueAsString(leaf.options().asCaseSensitiveMap())
-                    yield leaf, {key.lower(): value for key, value in json.loads(options).items()}
+                    yield leaf, table
+
+    @cached_property
+    def _kind(self) -> str:
+        return _class(self._plan)
 
     @property
     def is_bare(self) -> bool:
         """Return whether the frame is a scan and nothing else."""
-        return _class(self._plan) == "DataSourceV2Relation"
+        return self._kind == "DataSourceV2Relation"
 
     def is_cached(self) -> bool:
         """Return whether Spark would take a part of the query from its cache."""
@@ -125,18 +132,38 @@ class Query:
                 _unsteady(self._gateway, plan, kinds)
         return kinds - _BY_ORDER
 
+    @property
+    def is_stack(self) -> bool:
+        """Return whether the frame is a scan under filters, with at most a projection on top."""
+        plan, kind = self._plan, self._kind
+        if kind == "Project":
+            plan = plan.child()
+            kind = _class(plan)
+        while kind == "Filter":
+            plan = plan.child()
+            kind = _class(plan)
+        return kind == "DataSourceV2Relation"
+
+    @cached_property
+    def _tagged_plan(self) -> Any:
+        tagged = [
+            (scan.relation, self._tagged(number, scan.relation))
+            for number, scan in enumerate(self.scans)
+        ]
+        return self._with(tagged)
+
+    def analyzed(self) -> str:
+        """Return the JSON of the analyzed plan, its scans tagged."""
+        return str(self._tagged_plan.toJSON())
+
     def optimized(self) -> tuple[str, Callable[[int], list[Any] | None]]:
         """Return the JSON of the optimized plan, its scans tagged, and what reads local columns.
 
         The function returns the values of a column (by expression id) of a local relation, None
         where there is no such.
         """
-        tagged = [
-            (scan.relation, self._tagged(number, scan.relation))
-            for number, scan in enumerate(self.scans)
-        ]
         with _planner(self.spark) as planner:
-            frame = self._of_rows(planner, self._with(tagged))
+            frame = self._of_rows(planner, self._tagged_plan)
             plan = frame.queryExecution().optimizedPlan()
             text = plan.toJSON()
         return text, lambda key: self._local(plan, key)
@@ -164,18 +191,19 @@ class Query:
         It reads the columns at some places of the scan's own.
         """
         output = scan.relation.output()
-        read = {place: output.apply(place) for place in places}
-        columns = self._seq([*read.values()])
+        is_whole = [*places] == [*range(len(scan.schema.fields))]
+        read = {} if is_whole else {place: output.apply(place) for place in places}
+        columns = output if is_whole else self._seq([*read.values()])
         jschema = self._static(f"{_CATALYST}.types.DataTypeUtils", "fromAttributes")(columns)
         owner = self._java(f"{_SOURCES}.PythonDataSourceV2")()
         owner.setShortName(_SHORT_NAME)
         result = self._java(f"{_SOURCES}.PythonDataSourceCreationResult")
         made = result(bytearray(_pickled.dumps(source)), jschema)
-        _field(owner, "dataSourceInPython").set(owner, made)
+        _field(self._gateway, owner, "dataSourceInPython").set(owner, made)
         table = self._java(f"{_SOURCES}.PythonTable")(owner, shown, jschema)
         # The names of a catalog table would stand for it in Spark's cache.
         narrower = self._copy(scan.relation, table, columns, self._none, self._none)
-        if len(read) == len(scan.schema.fields):
+        if is_whole:
             return narrower
         return self._as(scan, output, narrower, read)
 
@@ -239,7 +267,7 @@ class Query:
     def _copy(self, relation: Any, *first: Any) -> Any:
         """Return a relation with other first parts: table, output, catalog, identifier."""
         rest = [relation.productElement(at) for at in range(len(first), relation.productArity())]
-        return relation.makeCopy(self._list([*first, *rest]).toArray())
+        return relation.copy(*first, *rest)
 
     def _with(self, pairs: Sequence[tuple[Any, Any]]) -> Any:
         """Return the query's plan with nodes replaced, those in subqueries included."""
@@ -374,7 +402,14 @@ def _class(item: Any) -> str:
     return str(item.getClass().getSimpleName())
 
 
-def _field(item: Any, name: str) -> Any:
-    field = item.getClass().getDeclaredField(name)
-    field.setAccessible(True)
-    return field
+_fields: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+
+
+def _field(gateway: Any, item: Any, name: str) -> Any:
+    """Return a private field of the one class that has a field of this name; found once."""
+    known = _fields.setdefault(gateway, {})
+    if name not in known:
+        field = item.getClass().getDeclaredField(name)
+        field.setAccessible(True)
+        known[name] = field
+    return known[name]

@@ -14,7 +14,7 @@ doesn't name, nor on rows that each use of a scan throws away. The caller looks 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,6 +46,26 @@ _SAY_WHAT_THEY_NEED = frozenset(
 )
 # They hand on columns that they don't name.
 _HAND_ON = _SAY_WHAT_THEY_NEED - {"Aggregate", "Expand", "Project"}
+# Expressions of columns and literals of one type; where the types differ there is a cast.
+_OPTIMAL = frozenset(
+    {
+        "Alias",
+        "And",
+        "AttributeReference",
+        "EqualNullSafe",
+        "EqualTo",
+        "GreaterThan",
+        "GreaterThanOrEqual",
+        "In",
+        "IsNotNull",
+        "IsNull",
+        "LessThan",
+        "LessThanOrEqual",
+        "Literal",
+        "Not",
+        "Or",
+    }
+)
 _LIMITS = ("GlobalLimit", "LocalLimit")
 _PARTIAL = {"Sum": "sum", "Min": "min", "Max": "max"}
 
@@ -108,6 +128,26 @@ def tag(scan: int, columns: int) -> str:
     A name goes through all renumbering of columns, and the optimizer cuts none off such a scan.
     """
     return f"{_TAG}{scan} of {columns}"
+
+
+def is_optimal(plan: Tree) -> bool:
+    """Return whether an optimizer leaves filters over a scan, and a projection on top, as they are.
+
+    So it is where they compare columns with literals: there is nothing to fold, to move or to cut.
+    """
+    if plan.kind in ("Project", "Filter"):
+        inner = all(tree.kind in _OPTIMAL for value in plan.inner() for tree in _all(value))
+        return inner and is_optimal(plan.children[0])
+    return plan.kind in _RELATIONS
+
+
+def _all(tree: Tree) -> Iterator[Tree]:
+    """Yield an expression and all below it, without recursion: conditions may be deep chains."""
+    found = [tree]
+    while found:
+        one = found.pop()
+        yield one
+        found += one.children
 
 
 def uses(plan: Tree) -> dict[int, list[Use]]:

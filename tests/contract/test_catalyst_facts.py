@@ -36,7 +36,7 @@ def test_a_load_is_a_relation_of_a_python_table_and_its_source_comes_back(
     people: DataFrame, root: str
 ) -> None:
     (scan,) = Query(people.where("age > 1")).scans
-    assert scan.options["path"] == root
+    assert scan.option("PATH") == root
     assert scan.schema.names == ["id", "age"]
     load = scan.source().pinned()
     assert load is not None

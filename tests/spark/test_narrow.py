@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from omnigraph_spark import OmniGraph, enable_narrowing, narrow
+from omnigraph_spark.narrowing.catalyst import Query
 from omnigraph_spark.narrowing.narrow import ScanReport, narrowed
 
 ROWS = 3_000
@@ -71,6 +73,42 @@ def test_a_scan_reads_the_columns_rows_and_counts_that_the_query_needs(graph: Om
     small = graph.spark.sql("SELECT * FROM VALUES ('p1'), ('p2') AS t(id)")
     joined = _report(knows.join(small, knows.src == small.id).select("dst"))
     assert "'p1', 'p2'" in joined.filters["edge:Knows"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "columns", "pushed", "is_optimized"),
+    [
+        ("id = 'p7'", "*", "`id` = 'p7'", False),
+        ("id = 'p7' AND age >= 7", "name", "`age` >= ", False),
+        ("NOT (age < 89) OR id IN ('p7', 'p8')", "name AS n", "`id` IN ('p7', 'p8')", False),
+        ("id = concat('p', '7')", "*", "`id` = 'p7'", True),
+        ("age = 7L", "name", "`age` = ", True),
+        ("id = 'p7'", "upper(name)", "`id` = 'p7'", True),
+    ],
+)
+def test_of_a_look_up_that_is_optimal_as_it_stands_no_plan_is_optimized(
+    graph: OmniGraph,
+    monkeypatch: pytest.MonkeyPatch,
+    condition: str,
+    columns: str,
+    pushed: str,
+    is_optimized: bool,
+) -> None:
+    asked: list[Query] = []
+    optimized = Query.optimized
+
+    def noted(query: Query) -> Any:
+        asked.append(query)
+        return optimized(query)
+
+    monkeypatch.setattr(Query, "optimized", noted)
+    plain = graph.table("Person").where(condition).selectExpr(columns)
+    made, (report,) = narrowed(plain)
+    assert bool(asked) == is_optimized
+    assert pushed in report.filters["node:Person"]
+    rows = made.collect()
+    assert rows
+    assert sorted(map(repr, rows)) == sorted(map(repr, plain.collect()))
 
 
 @pytest.mark.parametrize(

@@ -321,6 +321,26 @@ def _deep(depth: int) -> Iterator[Flat]:
         yield node("EqualTo", [column(1), literal("3")])
 
 
+@pytest.mark.parametrize("count", [1, 5_000])
+def test_only_comparisons_of_columns_and_literals_over_a_scan_are_optimal(count: int) -> None:
+    condition = node("EqualTo", [column(0), literal("7")])
+    for _ in range(count):
+        condition = node("And", [condition, node("IsNotNull", [column(0)])])
+    plain = where(scan(), condition)
+    folded = node("EqualTo", [column(0), node("Cast", [literal("7")])])
+    found = {
+        name: needs.is_optimal(trees.parse(json.dumps(plan)))
+        for name, plan in {
+            "filter": plain,
+            "two filters, renamed": project(where(plain, condition), alias(9, column(0))),
+            "cast": where(plain, folded),
+            "computed": project(plain, node("Upper", [column(0)])),
+            "limit": limit(3, plain),
+        }.items()
+    }
+    assert [name for name, is_so in found.items() if is_so] == ["filter", "two filters, renamed"]
+
+
 def test_a_deep_chain_of_ors_stays_with_spark() -> None:
     chain = node("EqualTo", [column(1), literal("4")])
     for one in _deep(300):
