@@ -274,7 +274,7 @@ class MergeConflictError(OmnigraphError):
         shown = [f"{n} {kind} in {key}" for (key, kind), n in sorted(conflicts.items())]
         super().__init__(
             f"{source} and {into} have changes that don't go together",
-            expected="no row that both changed in different ways, and no edge without its ends",
+            expected="no row that both changed in different ways, and no dangling edge",
             found=", ".join(shown[:20]),
             hint=(
                 "Nothing was written. merge(…, dry_run=True).conflict_rows lists them;"

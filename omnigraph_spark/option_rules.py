@@ -214,7 +214,7 @@ _ELSEWHERE: tuple[tuple[str, str, str], ...] = (
         " relationship.source.node.keys relationship.target.node.keys"
         " relationship.source.node.keys.skip.nulls relationship.target.node.keys.skip.nulls"
         " relationship.source.node.properties relationship.target.node.properties",
-        "endpoints='Knows: Person -> Person' names an edge type's ends; src and dst hold their ids",
+        "endpoints='Knows: Person -> Person' names them; src and dst hold their ids",
     ),
     (
         "the Neo4j connector",

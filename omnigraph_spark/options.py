@@ -118,7 +118,7 @@ OPTIONS: tuple[Option, ...] = (
            "an overwrite by a whole-graph frame that was read empties the tables that it has no rows"
            " of; without it those stay as they are"),
     Option("endpoints", pairs("Knows: Person -> Person"), None, (WRITE,),
-           "ends of edge tables that are created: `Knows: Person -> Person, WorksAt: Person ->"
+           "endpoints of edge tables that are created: `Knows: Person -> Person, WorksAt: Person ->"
            " Company`"),
     Option("keys", pairs("Person: name"), None, (WRITE,),
            "key properties of node tables that are created: `Person: name`"),
@@ -132,7 +132,7 @@ OPTIONS: tuple[Option, ...] = (
            " are rounded, overflow is an error); `exact`: refused where anything is lost"),
     Option("integrity", choice("off", "keys", "strict"), "strict", (WRITE,),
            "`off`: nulls and types; `keys`: also `@range`, `@check`, unique ids, `@unique`;"
-           " `strict`: also edge ends and `@card`, and, if it is asked for by name, that an overwrite"
+           " `strict`: also endpoints and `@card`, and, if it is asked for by name, that an overwrite"
            " of nodes strands no edge"),
     Option("badRecordsPath", text, None, (WRITE,),
            "rows that break a rule go here as JSON lines, and the others are written"),

@@ -131,7 +131,7 @@ def make(
 def table_schema(one: NodeType | EdgeType) -> pa.Schema:
     """Return the columns of a new table in the order that today's engines need.
 
-    `id`, then an edge's ends, then properties by name; `id` is the primary key, which can't be
+    `id`, then an edge's endpoints, then properties by name; `id` is the primary key, which can't be
     added later.
     """
     kind, _ = layout.split_table_key(one.table_key)

@@ -2,8 +2,8 @@ r"""Where rows go that break a rule, if the write names a `badRecordsPath`.
 
 `{badRecordsPath}/{publish_id}/{part}-{number}.json` holds one JSON text per line: `table`, `rule`,
 `column`, `reason`, and the `row`. The files of a write that failed in the end stay: its publish id
-tells. Runs on executors (values) and on the driver (keys and ends); a retried task, or a commit
-that retries, writes the same names again.
+tells. Runs on executors (values) and on the driver (keys and endpoints); a retried task, or
+a commit that retries, writes the same names again.
 """
 
 from __future__ import annotations

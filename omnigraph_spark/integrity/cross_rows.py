@@ -1,10 +1,11 @@
-"""Rules that more than one row decides: keys, uniqueness, edge ends, numbers of edges.
+"""Rules that more than one row decides: keys, uniqueness, endpoints, numbers of edges.
 
 Runs on the driver, once per round of a write, inside the round (rule 25): what is looked at is
 the snapshot that is committed on, plus the staged rows, minus the rows that the write replaces. A
 later round compares keys only with fragments that no earlier one has seen, told by their files and
-deletions. That ends exist it takes as seen only if every fragment of the nodes that it has seen is
-still there unchanged; after a delete, an overwrite or a restore it looks at all of them again.
+deletions. That endpoints exist it takes as seen only if every fragment of the nodes that it has
+seen is still there unchanged; after a delete, an overwrite or a restore it looks at all of them
+again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from omnigraph_spark.integrity.round_rows import (
     RoundRows,
     Staged,
 )
-from omnigraph_spark.integrity.rules import CARD, ENDS, UNIQUE, UNIQUE_ID
+from omnigraph_spark.integrity.rules import CARD, ENDPOINTS, UNIQUE, UNIQUE_ID
 from omnigraph_spark.integrity.scratch import Scratch
 from omnigraph_spark.integrity.values import STRANDED
 from omnigraph_spark.storage import layout
@@ -52,7 +53,7 @@ def check(asked: Question) -> Verdict:
         IntegrityError: rows break a rule, and aren't to be set aside.
         StorageError: the store failed, or there was no room to spill to.
         UnsupportedError: a rule over columns that can't be compared.
-        CorruptManifestError: the ends of an edge table are declared nowhere.
+        CorruptManifestError: the endpoints of an edge table are declared nowhere.
     """
     with Scratch() as scratch:
         round_ = _Round(asked, scratch)
@@ -76,7 +77,7 @@ class _Round(RoundRows):
             for key, staged in self._staged.items():
                 if layout.is_edge(key):
                     if staged.rows:
-                        self._check_ends(staged, self._ends(staged))
+                        self._check_endpoints(staged, self._endpoints(staged))
                         self._check_card(staged)
                 elif staged.write.replaces == ALL and self._asked.attached:
                     self._check_stranded(staged)
@@ -160,20 +161,22 @@ class _Round(RoundRows):
             stored if stored.keys() == columns.keys() and existing >= {*stored.values()} else None
         )
 
-    def _ends(self, staged: Staged) -> tuple[str, str]:
-        if staged.rules.ends is None:
+    def _endpoints(self, staged: Staged) -> tuple[str, str]:
+        if staged.rules.endpoints is None:
             raise CorruptManifestError(
                 f"{layout.SCHEMA_PG} doesn't declare {staged.write.table_key}",
-                expected="its two ends, to check that they exist",
+                expected="its two endpoints, to check that they exist",
                 hint="Write with integrity=keys, or declare the edge in the file",
                 table_key=staged.write.table_key,
             )
-        return staged.rules.ends
+        return staged.rules.endpoints
 
-    def _check_ends(self, staged: Staged, ends: tuple[str, str]) -> None:
+    def _check_endpoints(self, staged: Staged, endpoints: tuple[str, str]) -> None:
         s = staged.name
-        for node_table in dict.fromkeys(ends):
-            columns = [c for c, end in zip(("src", "dst"), ends, strict=True) if end == node_table]
+        for node_table in dict.fromkeys(endpoints):
+            columns = [
+                c for c, end in zip(("src", "dst"), endpoints, strict=True) if end == node_table
+            ]
             self._db.run(
                 "CREATE OR REPLACE TABLE missing AS "
                 + " UNION ".join(f"SELECT {column} AS id FROM {s}" for column in columns)
@@ -182,7 +185,7 @@ class _Round(RoundRows):
             for column in columns:
                 self._report(
                     staged,
-                    ENDS,
+                    ENDPOINTS,
                     column,
                     f"SELECT f, r, {column} AS v FROM {s} WHERE {column} IN "
                     "(SELECT id FROM missing)",
@@ -252,7 +255,7 @@ class _Round(RoundRows):
         )
 
     def _check_stranded(self, staged: Staged) -> None:
-        """Refuse an overwrite of a node table that takes away ends of edges which stay."""
+        """Refuse an overwrite of a node table that takes away endpoints of edges which stay."""
         key = staged.write.table_key
         if key not in self._snapshot.tables:
             return

@@ -120,7 +120,9 @@ class RoundRows:
         groups = tuple(group for group in unique if set(group) <= names)
         extra = [c for c in dict.fromkeys(c for group in groups for c in group) if c not in stored]
         columns = {name: name for name in stored} | {f"c{i}": c for i, c in enumerate(extra)}
-        checked_rules = TableRules(unique=groups, ends=table_rules.ends, card=table_rules.card)
+        checked_rules = TableRules(
+            unique=groups, endpoints=table_rules.endpoints, card=table_rules.card
+        )
         return Staged(write, checked_rules, f"s{number}", columns)
 
     def _load(self, staged: Staged) -> None:

@@ -30,7 +30,7 @@ NOT_NULL = "not null"
 ID_IS_KEY = "id is the key"
 UNIQUE_ID = "unique id"
 UNIQUE = "unique"
-ENDS = "edge ends exist"
+ENDPOINTS = "endpoints exist"
 CARD = "card"
 
 # What the engine's regular expressions mean by these letters, which RE2 takes as ASCII only.
@@ -74,13 +74,14 @@ class ValueRule:
 class TableRules:
     """All rules of one table beyond types and nulls.
 
-    `unique` are groups of columns whose values together stand in one row only; `ends` the table
-    keys of an edge's source and target; `card` how many edges a source has (None: any number).
+    `unique` are groups of columns whose values together stand in one row only; `endpoints` the
+    table keys of an edge's source and target; `card` how many edges a source has (None: any
+    number).
     """
 
     values: tuple[ValueRule, ...] = ()
     unique: tuple[tuple[str, ...], ...] = ()
-    ends: tuple[str, str] | None = None
+    endpoints: tuple[str, str] | None = None
     card: tuple[int, int | None] = (0, None)
 
 
@@ -99,7 +100,7 @@ class Integrity:
     made_ids: frozenset[str] = frozenset()
 
     def checks_rows(self) -> bool:
-        """Return whether the commit looks at keys and ends."""
+        """Return whether the commit looks at keys and endpoints."""
         return self.level != OFF
 
     def checks_ends(self) -> bool:
@@ -148,15 +149,15 @@ def of_table(schema: EngineSchema, table_key: str) -> TableRules:
     table_type = schema.of_table(table_key)
     if table_type is None:
         return TableRules()
-    ends: tuple[str, str] | None = None
+    endpoints: tuple[str, str] | None = None
     card: tuple[int, int | None] = (0, None)
     if isinstance(table_type, EdgeType):
-        ends = (
+        endpoints = (
             layout.table_key(layout.NODE, table_type.source),
             layout.table_key(layout.NODE, table_type.target),
         )
         card = table_type.cardinality
-    return TableRules(tuple(_value_rules(table_type)), tuple(_unique(table_type)), ends, card)
+    return TableRules(tuple(_value_rules(table_type)), tuple(_unique(table_type)), endpoints, card)
 
 
 def edges_at(schema: EngineSchema, node_table: str) -> list[tuple[str, str]]:

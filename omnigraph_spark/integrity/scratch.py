@@ -29,7 +29,7 @@ _KEEP_ORDER = "join_order,build_side_probe_side"
 class Scratch:
     """A database of one check; use it in a `with` block. Its errors begin with `what`."""
 
-    def __init__(self, what: str = "Checking keys and edge ends") -> None:
+    def __init__(self, what: str = "Checking keys and endpoints") -> None:
         import duckdb
 
         self._what = what

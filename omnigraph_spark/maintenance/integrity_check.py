@@ -1,4 +1,4 @@
-"""Look at a graph's own integrity with Spark: doubled ids, edges without ends, broken rules.
+"""Look at a graph's own integrity with Spark: doubled ids, dangling edges, broken rules.
 
 The driver pins a snapshot and builds one frame of everything that breaks a rule; nothing is read
 before the frame is used, and the rows are compared by Spark alone.
@@ -32,7 +32,7 @@ from omnigraph_spark.integrity import rules
 from omnigraph_spark.integrity.rules import (
     CARD,
     CHECK,
-    ENDS,
+    ENDPOINTS,
     ENUM,
     ID_IS_KEY,
     NOT_NULL,
@@ -82,10 +82,12 @@ def integrity(graph: OmniGraph, storage: Storage, branch: str) -> DataFrame:
     rows = reduce(
         lambda frame, other: frame.unionAll(other), [table.looked() for table in tables], none
     )
-    ends = sorted({node for table in tables for node in table.ends if node in snapshot.tables})
+    endpoints = sorted(
+        {node for table in tables for node in table.endpoints if node in snapshot.tables}
+    )
     ids = [
         _table(graph, snapshot, node, ["id"]).select(sf.lit(node).alias("node"), "id")
-        for node in ends
+        for node in endpoints
     ]
     if ids:
         existing = reduce(lambda frame, other: frame.unionAll(other), ids)
@@ -121,7 +123,7 @@ def _counted(rows: DataFrame) -> DataFrame:
 
 
 class _Table:
-    """The checks of one table, in one scan; `ends` are the node tables that its edges end at."""
+    """The checks of one table, in one scan; `endpoints` are the node tables of its edges."""
 
     def __init__(
         self, graph: OmniGraph, snapshot: Snapshot, schema: EngineSchema, key: str
@@ -138,7 +140,7 @@ class _Table:
         self._rules = rules.of_table(schema, key)
         self._rows = _table(graph, snapshot, key)
         self._there = set(self._rows.columns)
-        self.ends = self._rules.ends or ()
+        self.endpoints = self._rules.endpoints or ()
 
     def looked(self) -> DataFrame:
         """Return what has to be looked at of each row, as `_LOOKED`."""
@@ -179,9 +181,9 @@ class _Table:
             )
 
     def _loose(self) -> Iterator[Column]:
-        """Yield the ends of edges, which a node must have."""
-        for column, node in zip(("src", "dst"), self.ends, strict=False):
-            yield _one(ENDS, column, sf.col(column), node=node)
+        """Yield the endpoints of edges, which a node must have."""
+        for column, node in zip(("src", "dst"), self.endpoints, strict=False):
+            yield _one(ENDPOINTS, column, sf.col(column), node=node)
 
 
 def _named(column: str) -> Column:

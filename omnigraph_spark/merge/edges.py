@@ -31,7 +31,7 @@ from omnigraph_spark.write.tasks.matches import gathered
 if TYPE_CHECKING:
     from lance import LanceDataset
 
-_ENDS = ("src", "dst")
+_ENDPOINTS = ("src", "dst")
 _ROWS_AT_ONCE = 1_048_576
 _NO_IDS = pa.array([], pa.utf8())
 
@@ -81,21 +81,21 @@ def orphans(schema: EngineSchema, after: After) -> list[tuple[str, str]]:
         if key in after.dropped or not (key in after.target.tables or key in after.merged):
             continue
         names = (edge.source, edge.target)
-        ends = dict(
-            zip(_ENDS, (layout.table_key(layout.NODE, name) for name in names), strict=True)
+        endpoints = dict(
+            zip(_ENDPOINTS, (layout.table_key(layout.NODE, name) for name in names), strict=True)
         )
-        edges = _Edges(after, key, ends)
+        edges = _Edges(after, key, endpoints)
         orphaned += [(key, name) for name in sorted({*edges.brought_loose(), *edges.stranded()})]
     return orphaned
 
 
 @dataclass(frozen=True)
 class _Edges:
-    """One edge table, and the node tables of its two ends."""
+    """One edge table, and the node tables of its two endpoints."""
 
     after: After
     key: str
-    ends: Mapping[str, str]
+    endpoints: Mapping[str, str]
 
     def brought_loose(self) -> set[str]:
         """Return the ids of edges that the merge brings and whose end it doesn't leave or bring."""
@@ -103,7 +103,7 @@ class _Edges:
         for facts in self.after.of(self.key):
             if facts.brought is None or not facts.brought.num_rows:
                 continue
-            for side, node in self.ends.items():
+            for side, node in self.endpoints.items():
                 lost = self._lost(node, facts.brought[side].combine_chunks().unique())
                 if len(lost):
                     rows = facts.brought.filter(pc.is_in(facts.brought[side], value_set=lost))
@@ -130,13 +130,13 @@ class _Edges:
         """Return the pairs (edge, end) that the target has already, without such a node."""
         if self.key not in self.after.target.tables:
             return set()
-        ends = pa.array(sorted({end for _, end in pairs}), pa.utf8())
-        never = set(ends.filter(pa.array(~self._has(node, ends))).to_pylist())
+        endpoints = pa.array(sorted({end for _, end in pairs}), pa.utf8())
+        never = set(endpoints.filter(pa.array(~self._has(node, endpoints))).to_pylist())
         edges = pa.array(sorted({name for name, end in pairs if end in never}), pa.utf8())
         existing: set[tuple[str, str]] = set()
-        for rows in self.after.rows(self.key, ["id", *_ENDS]) if len(edges) else ():
+        for rows in self.after.rows(self.key, ["id", *_ENDPOINTS]) if len(edges) else ():
             these = rows.filter(pc.is_in(rows["id"], value_set=edges))
-            for side in _ENDS:
+            for side in _ENDPOINTS:
                 existing |= set(zip(these["id"].to_pylist(), these[side].to_pylist(), strict=True))
         return {(name, end) for name, end in existing if end in never}
 
@@ -145,8 +145,8 @@ class _Edges:
         stranded: set[str] = set()
         if self.key not in self.after.target.tables:
             return stranded
-        for node in dict.fromkeys(self.ends.values()):
-            sides = [side for side in _ENDS if self.ends[side] == node]
+        for node in dict.fromkeys(self.endpoints.values()):
+            sides = [side for side in _ENDPOINTS if self.endpoints[side] == node]
             for facts in self.after.of(node):
                 if not len(facts.gone):
                     continue

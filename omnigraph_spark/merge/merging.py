@@ -223,7 +223,7 @@ def _prepared(
     schema = ours.schema.with_types(theirs.schema)
     after = After(storage, sides.target, set(written), set(dropped), runner.facts)
     loose = edges.orphans(schema, after)
-    progress.step("edge ends are checked")
+    progress.step("endpoints are checked")
     rows: list[ConflictRow] = [
         *((key, None, DELETE_UPDATE, None, None, None) for key in work.whole),
         *((key, name, ORPHAN, None, None, None) for key, name in loose),

@@ -3,7 +3,7 @@
 The first reads what differs, brings rows of one id together and decides them; the second writes
 what was decided. Rows travel as Arrow bytes, some thousands in one value, so that Spark moves few
 and large rows and no value changes its type. The driver sees counts, staged fragments and samples,
-and ids only while edge ends are checked, a bucket at a time.
+and ids only while endpoints are checked, a bucket at a time.
 """
 
 from __future__ import annotations

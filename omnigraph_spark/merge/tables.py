@@ -106,7 +106,7 @@ class TableMerge:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the check of edge ends has to know of some ids of a table.
+    """What the check of endpoints has to know of some ids of a table.
 
     `gone` are ids of rows that the target loses, `came` the ids of those it gets that it hadn't;
     of an edge table `brought` has the id, `src` and `dst` of all that it gets.

@@ -207,7 +207,7 @@ def of_arrow(
 
     Raises:
         OptionError: a type name that the engine can't spell.
-        SchemaMismatchError: the key is not a String column, or an edge type has no ends.
+        SchemaMismatchError: the key is not a String column, or an edge type has no endpoints.
     """
     kind, name = layout.split_table_key(table_key)
     check_type_name(name)
@@ -224,7 +224,7 @@ def of_arrow(
     if kind == layout.EDGE:
         if endpoints is None:
             raise SchemaMismatchError(
-                f"The ends of the new edge table {table_key} are not known",
+                f"The endpoints of the new edge table {table_key} are not known",
                 expected=f"option endpoints '{name}: Person -> Company'",
             )
         return EdgeType(name, *endpoints, tuple(properties), left_out=tuple(left_out))
@@ -268,7 +268,7 @@ def check_type_name(name: str) -> None:
 
 
 def same_definition(one: NodeType | EdgeType, other: NodeType | EdgeType) -> bool:
-    """Return whether two types hold the same: kind, key, ends, and properties with their types.
+    """Return whether two types hold the same: kind, key, endpoints, properties with their types.
 
     Annotations, indices and other rules don't count: they say nothing about the table's columns,
     and a frame can't carry them.

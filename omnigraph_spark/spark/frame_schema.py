@@ -287,7 +287,7 @@ def table_struct(
 def ends_and_keys(
     engine: EngineSchema | None,
 ) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
-    """Return the ends of the edge types and the keys of the node types."""
+    """Return the endpoints of the edge types and the keys of the node types."""
     if engine is None:
         return {}, {}
     ends = {edge.name: (edge.source, edge.target) for edge in engine.edges.values()}

@@ -43,7 +43,7 @@ Endpoints = Mapping[str, tuple[str, str]]
 
 @dataclass(frozen=True)
 class Definitions:
-    """The tables of a whole-graph frame: columns, ends of edge types, keys of node types.
+    """The tables of a whole-graph frame: columns, endpoints of edge types, keys of node types.
 
     `endpoints` and `keys` are by type name (`Knows`, `Person`), `tables` by table key. `named` says
     that a person listed the tables for this write (`pack`), and `empty` are those that had no rows
@@ -354,7 +354,7 @@ def _checked(key: str, schema: StructType) -> StructType:
 
 
 def checked_endpoints(endpoints: Mapping[str, str | tuple[str, str]]) -> dict[str, tuple[str, str]]:
-    """Return the ends of edge types by name, from texts such as `Person -> Company` or pairs.
+    """Return the endpoints of edge types by name, from texts such as `Person -> Company` or pairs.
 
     Raises:
         OptionError: not of that form, or a hostile name.

@@ -87,5 +87,5 @@ def test_a_node_delete_and_an_edge_insert_at_once_never_leave_a_dangling_edge(
         assert _dangling(storage) == [], told
         # One of the two was first: the edge is refused, or the delete is, or it takes the edge.
         assert there[0] == there[1], told
-        assert {error.rule for error in refused} <= {"edge ends exist"}, told
+        assert {error.rule for error in refused} <= {"endpoints exist"}, told
         assert bool(refused) or (on_delete == "cascade" and there == (False, False)), told

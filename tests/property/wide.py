@@ -67,7 +67,7 @@ class Wide(Run):
         self.write(self.branch(where), "append", found)
 
     def do_overwrite(self, where: int, which: int, many: int) -> None:
-        """Replace a table that no edge ends in."""
+        """Replace a table that no endpoints in."""
         super().do_overwrite(where, 1, many)
 
     def do_grow(self, where: int, which: int, many: int) -> None:

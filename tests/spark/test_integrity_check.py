@@ -50,8 +50,8 @@ def test_every_broken_rule_is_counted_with_samples_on_the_branch_that_breaks_it(
         branch="dev",
     )
     assert _found(graph, "dev") == [
-        (KNOWS, "edge ends exist", "dst", 1, ["nobody"]),
-        (KNOWS, "edge ends exist", "src", 2, ["nobody", "nowhere"]),
+        (KNOWS, "endpoints exist", "dst", 1, ["nobody"]),
+        (KNOWS, "endpoints exist", "src", 2, ["nobody", "nowhere"]),
         (WORKS, "card", "src", 3, ["b"]),
         (WORKS, "range", "since", 1, ["1"]),
         (PERSON, "check", "first", 1, ["no name!"]),

@@ -43,7 +43,7 @@ def test_edges_that_point_nowhere_are_refused_and_nothing_is_written(
 ) -> None:
     before = versions(uri)
     lost = knows(spark, ("a", "b"), ("a", "zzz"))
-    with refused(IntegrityError, r"1 row of edge:Knows .*'edge ends exist' \(column dst\).*'zzz'"):
+    with refused(IntegrityError, r"1 row of edge:Knows .*'endpoints exist' \(column dst\).*'zzz'"):
         save(lost, uri, table="edge:Knows", **STRICT)
     with refused(IntegrityError, r"null in .*src"):
         frame = spark.createDataFrame([(None, "b")], "src STRING, dst STRING")

@@ -41,7 +41,7 @@ class Sound(Run):
         self.write(self.branch(where), "append", {PERSON: rows, KNOWS: rows})
 
     def do_overwrite(self, where: int, which: int, many: int) -> None:
-        """Replace the table that no edge ends in."""
+        """Replace the table that no endpoints in."""
         super().do_overwrite(where, 1, many)
 
 

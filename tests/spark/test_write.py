@@ -409,7 +409,7 @@ def test_a_whole_graph_is_overwritten_by_what_was_read_from_it(
 ) -> None:
     kept = load(spark, uri).where("id IS NULL OR id <> 'a'")
     before = versions(uri)
-    with refused(IntegrityError, "edge ends exist"):
+    with refused(IntegrityError, "endpoints exist"):
         save(kept, uri, "overwrite")
     assert versions(uri) == before
     save(kept, uri, "overwrite", integrity="keys")

@@ -128,8 +128,8 @@ def test_an_edge_to_a_node_that_was_set_aside_is_set_aside_too(graph: Storage, a
     save(graph, new, integrity="strict", badRecordsPath=str(aside))
     assert rows(graph, KNOWS, "src", "dst") == [("a", "b"), ("n", "a")]
     assert told(aside) == [
-        ("edge ends exist", "dst", "1"),
-        ("edge ends exist", "src", "3"),
+        ("endpoints exist", "dst", "1"),
+        ("endpoints exist", "src", "3"),
         ("unique id", "id", "a"),
         ("unique id", "id", "ab"),
         ("unique id", "id", "x"),

@@ -220,17 +220,17 @@ def test_a_unique_value_of_an_edge_is_checked(graph: Storage) -> None:
 
 def test_an_edge_from_or_to_nowhere_is_refused_under_strict(graph: Storage) -> None:
     lost: list[Row] = [edge("a", "zzz"), edge("a", "b"), edge("yyy", "a")]
-    error = refused(graph, "edge ends exist", ["yyy"], {KNOWS: lost}, integrity="strict")
+    error = refused(graph, "endpoints exist", ["yyy"], {KNOWS: lost}, integrity="strict")
     assert (error.table_key, error.column) == (KNOWS, "src")
-    error = refused(graph, "edge ends exist", ["zzz"], {KNOWS: lost[:2]}, integrity="strict")
+    error = refused(graph, "endpoints exist", ["zzz"], {KNOWS: lost[:2]}, integrity="strict")
     assert error.column == "dst"
     save(graph, {KNOWS: lost}, integrity="keys")
 
 
 @pytest.mark.long
 def test_an_end_must_be_in_the_table_that_the_schema_names(graph: Storage) -> None:
-    refused(graph, "edge ends exist", ["b"], {WORKS: [edge("a", "b")]}, integrity="strict")
-    refused(graph, "edge ends exist", ["acme"], {KNOWS: [edge("a", "acme")]}, integrity="strict")
+    refused(graph, "endpoints exist", ["b"], {WORKS: [edge("a", "b")]}, integrity="strict")
+    refused(graph, "endpoints exist", ["acme"], {KNOWS: [edge("a", "acme")]}, integrity="strict")
     save(graph, {WORKS: [edge("b", "acme")]}, integrity="strict")
 
 
@@ -267,7 +267,7 @@ def test_an_overwrite_of_nodes_may_not_strand_edges(graph: Storage) -> None:
     save(graph, {**left, KNOWS: [edge("a", "n")]}, mode="overwrite", integrity="strict")
     assert rows(graph, KNOWS, "src", "dst") == [("a", "n")]
     lost: Rows = {PERSON: [{"id": "a"}], KNOWS: [edge("a", "n")]}
-    with pytest.raises(IntegrityError, match=r"'edge ends exist' \(column dst\).*'n'"):
+    with pytest.raises(IntegrityError, match=r"'endpoints exist' \(column dst\).*'n'"):
         save(graph, lost, mode="overwrite", integrity="strict")
 
 
@@ -283,7 +283,7 @@ def test_where_nobody_says_how_strict_the_rows_that_are_written_are_checked(
 ) -> None:
     with pytest.raises(IntegrityError, match=r"'unique id'.*'a'"):
         save(graph, {PERSON: [{"id": "a"}]}, integrity=DEFAULT)
-    with pytest.raises(IntegrityError, match=r"'edge ends exist' \(column dst\).*'nobody'"):
+    with pytest.raises(IntegrityError, match=r"'endpoints exist' \(column dst\).*'nobody'"):
         save(graph, {KNOWS: [edge("a", "nobody")]}, integrity=DEFAULT)
     assert rows(graph, KNOWS, "src", "dst") == [("a", "b")]
     save(graph, {PERSON: [{"id": "n"}]}, mode="overwrite", integrity=DEFAULT)
@@ -422,7 +422,7 @@ def test_an_upsert_of_edges_counts_the_rows_that_stay(graph: Storage) -> None:
     check_upsert(graph, {WORKS: [edge("a", "acme", id="aw"), edge("b", "acme")]})
     with pytest.raises(IntegrityError, match=r"1 row of edge:Works .*'card' .*'a'"):
         check_upsert(graph, {WORKS: [edge("a", "acme", id="aw3")]})
-    with pytest.raises(IntegrityError, match=r"1 row of edge:Works .*'edge ends exist' .*'e'"):
+    with pytest.raises(IntegrityError, match=r"1 row of edge:Works .*'endpoints exist' .*'e'"):
         check_upsert(graph, {WORKS: [edge("e", "acme", id="aw")]})
     check_upsert(graph, {PERSON: [{"id": "e"}], WORKS: [edge("e", "acme", id="aw")]})
 
@@ -433,7 +433,7 @@ def test_an_upsert_is_refused_by_every_kind_of_rule_and_changes_nothing(graph: S
     cases: list[tuple[str, Rows]] = [
         ("range", {PERSON: [{"id": "a", "age": 200}]}),
         ("unique", {PERSON: [{"id": "a", "email": "m@x"}]}),
-        ("edge ends exist", {KNOWS: [edge("a", "z", id="ab")]}),
+        ("endpoints exist", {KNOWS: [edge("a", "z", id="ab")]}),
         ("card", {WORKS: [edge("a", "acme"), edge("a", "acme")]}),
     ]
     for rule, bad in cases:
@@ -486,7 +486,7 @@ def test_an_edge_does_not_land_on_a_node_that_a_rival_takes_away(
     without_c: Rows = {PERSON: [{"id": "a"}, {"id": "b"}]}
     rival = once(lambda: save(graph, without_c, mode="overwrite", integrity="strict"))
     _faults.arm(point, rival)
-    with pytest.raises(IntegrityError, match=r"'edge ends exist' .*'c'"):
+    with pytest.raises(IntegrityError, match=r"'endpoints exist' .*'c'"):
         save(graph, {KNOWS: [edge("a", "c")]}, integrity="strict")
     assert rows(graph, PERSON) == ["a", "b"]
     assert rows(graph, KNOWS, "src", "dst") == [("a", "b")]

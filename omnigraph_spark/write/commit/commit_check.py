@@ -1,4 +1,4 @@
-"""The check of keys and edge ends inside the rounds of a commit (rule 25), and its bad rows.
+"""The check of keys and endpoints inside the rounds of a commit (rule 25), and its bad rows.
 
 Runs on the driver, once per round, after dead writes were healed and before a table is committed.
 """
@@ -20,7 +20,7 @@ from omnigraph_spark.integrity import cross_rows, rules, staged_columns
 from omnigraph_spark.integrity.bad_records import BadRecords
 from omnigraph_spark.integrity.cross_rows import Verdict
 from omnigraph_spark.integrity.round_rows import ALL, NOTHING, SAME_IDS, Question, TableWrite
-from omnigraph_spark.integrity.rules import STRICT
+from omnigraph_spark.integrity.rules import ENDPOINTS, STRICT
 from omnigraph_spark.integrity.staged_columns import StagedFile
 from omnigraph_spark.manifest.snapshot import Snapshot, TableEntry
 from omnigraph_spark.schema.model import EngineSchema
@@ -267,6 +267,6 @@ def refuse_stranded(dropped: Collection[str], snapshot: Snapshot, schema: Engine
                 found=", ".join(left[:10]),
                 hint="Nothing was dropped. Name those tables in the same drop_table",
                 table_key=key,
-                rule="edge ends",
+                rule=ENDPOINTS,
                 samples=left[:10],
             )

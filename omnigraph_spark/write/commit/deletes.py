@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omnigraph_spark.errors import CorruptManifestError, IntegrityError
+from omnigraph_spark.integrity.rules import ENDPOINTS
 from omnigraph_spark.manifest.snapshot import Snapshot
 from omnigraph_spark.refs import forks
 from omnigraph_spark.schema.model import EngineSchema
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _SAMPLES = 5
 _IDS_AT_ONCE = 1_048_576
 _EDGES_AT_ONCE = 1_048_576
-_ENDS = ("src", "dst")
+_ENDPOINTS = ("src", "dst")
 
 ByTable = Mapping[str, list[StagedTable]]
 
@@ -108,11 +109,11 @@ def with_edges(
         key = edge.table_key
         if key not in snapshot.tables:
             continue
-        ends = {
+        endpoints = {
             side: layout.table_key(layout.NODE, name)
-            for side, name in zip(_ENDS, (edge.source, edge.target), strict=True)
+            for side, name in zip(_ENDPOINTS, (edge.source, edge.target), strict=True)
         }
-        stranded = _stranded(plan, found, gone, snapshot, key, ends)
+        stranded = _stranded(plan, found, gone, snapshot, key, endpoints)
         if not len(stranded.addresses):
             continue
         counts[key] = len(stranded.addresses)
@@ -130,24 +131,24 @@ def _stranded(
     deleted: ByTable,
     snapshot: Snapshot,
     key: str,
-    ends: Mapping[str, str],
+    endpoints: Mapping[str, str],
 ) -> _Stranded:
     """Find the edges of one table that end at deleted nodes and aren't deleted themselves."""
     entry = snapshot.tables[key]
     edges = plan.storage.dataset(entry.location, entry.table_branch, entry.table_version)
     gone = _addresses(plan.storage, (m for part in staged.get(key, ()) for m in part.matches))
     result = _Stranded(np.empty(0, dtype=np.uint64), [])
-    for node in sorted({end for end in ends.values() if deleted.get(end)}):
+    for node in sorted({end for end in endpoints.values() if deleted.get(end)}):
         at = plan.targets[node]
         nodes = plan.storage.dataset(at.location, at.table_branch, at.version)
-        sides = [side for side in _ENDS if ends[side] == node]
+        sides = [side for side in _ENDPOINTS if endpoints[side] == node]
         gone_ids = deleted_ids(plan.storage, nodes, deleted, node)
         pieces = (pa.record_batch([ids], ["id"]) for ids in gone_ids)
         for chunk in matches.gathered(pieces, _IDS_AT_ONCE):
             ids = _not_back(plan, staged.get(node, ()), chunk["id"].combine_chunks())
             if not len(ids):
                 continue
-            scanner = edges.scanner(columns=["id", *_ENDS], with_row_address=True)
+            scanner = edges.scanner(columns=["id", *_ENDPOINTS], with_row_address=True)
             with translated(f"Looking for edges of {key} that would be left dangling"):
                 for rows in matches.gathered(scanner.to_batches(), _EDGES_AT_ONCE):
                     _look(rows, ids, sides, gone, result, key)
@@ -178,7 +179,7 @@ def _look(
     left = ~np.isin(addresses, gone)
     into.addresses = np.concatenate((into.addresses, addresses[left]))
     room = _SAMPLES - len(into.samples)
-    for row in rows.filter(pa.array(left)).slice(0, room).select(["id", *_ENDS]).to_pylist():
+    for row in rows.filter(pa.array(left)).slice(0, room).select(["id", *_ENDPOINTS]).to_pylist():
         into.samples.append({"table": key, **row})
 
 
@@ -217,7 +218,7 @@ def _refused(counts: Mapping[str, int], samples: list[dict[str, Any]]) -> Integr
         found=f"for example {row['table']} {row['id']!r}: {row['src']!r} -> {row['dst']!r}",
         hint="Delete the edges in the same write, or give onDelete=cascade",
         table_key=row["table"],
-        rule="edge ends exist",
+        rule=ENDPOINTS,
         samples=samples[:_SAMPLES],
     )
 
@@ -249,9 +250,9 @@ def untouched_guards(
         guards -= gone
     schema = schema.with_types(plan.new_types)
     for edge in schema.edges.values():
-        ends = {layout.table_key(layout.NODE, end) for end in (edge.source, edge.target)}
+        endpoints = {layout.table_key(layout.NODE, end) for end in (edge.source, edge.target)}
         if edge.table_key in created:
-            guards |= ends
-        if replaced and ends & gone:
+            guards |= endpoints
+        if replaced and endpoints & gone:
             guards.add(edge.table_key)
     return frozenset(key for key in guards if key in snapshot.tables)
