@@ -132,13 +132,17 @@ def narrowed(frame: DataFrame) -> tuple[DataFrame, list[ScanReport]]:
 def _narrowed(frame: DataFrame) -> tuple[DataFrame, list[ScanReport]]:
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
-    from omnigraph_spark.narrowing.catalyst import Query
+    from omnigraph_spark.narrowing.catalyst import Query, eager_answers
 
     if not isinstance(frame, ClassicDataFrame):
         return _stays(frame, "it is not a classic frame")
     if frame.isStreaming:
         return _stays(frame, "it is a stream")
-    query = Query(frame)
+    with eager_answers(frame.sparkSession):
+        return _of_query(frame, Query(frame))
+
+
+def _of_query(frame: DataFrame, query: Query) -> tuple[DataFrame, list[ScanReport]]:
     if not query.scans or query.is_bare:
         return frame, []
     if query.is_cached():

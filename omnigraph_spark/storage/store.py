@@ -78,6 +78,11 @@ class Storage:
     def __hash__(self) -> int:
         return hash((self.root, tuple(sorted(self.options.items()))))
 
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Take the attributes: every plan and task of a graph begins with this, in its process."""
+        self.__dict__.update(state)
+        python_workers.begin()
+
     @classmethod
     def at(cls, path: str, options: Mapping[str, str] | None = None) -> Storage:
         """Return the storage of the graph at `path`; opens and creates nothing.

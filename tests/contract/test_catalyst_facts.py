@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from omnigraph_spark import OmniGraph
 from omnigraph_spark.narrowing import needs, trees
-from omnigraph_spark.narrowing.catalyst import Query
+from omnigraph_spark.narrowing.catalyst import Query, eager_answers
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,25 @@ def test_a_load_is_a_relation_of_a_python_table_and_its_source_comes_back(
     load = scan.source().pinned()
     assert load is not None
     assert [*load.snapshot.tables] == ["node:P"]
+
+
+def test_long_answers_come_through_a_connection_that_is_given_back_as_it_was(
+    spark: SparkSession,
+) -> None:
+    client = spark.sparkContext._gateway._gateway_client
+    connection = client._get_connection()
+    client._give_back_connection(connection)
+    plain, text = connection.socket, "long " * 20_000
+    builder = spark._jvm.java.lang.StringBuilder
+    with eager_answers(spark):
+        assert type(connection.socket) is not type(plain)
+        assert builder(text).toString() == text
+        with pytest.raises(Py4JJavaError):
+            builder("x").substring(3)
+    assert connection.socket is plain
+    with pytest.raises(RuntimeError, match="within"), eager_answers(spark):
+        raise RuntimeError("within")
+    assert connection.socket is plain
 
 
 def test_scans_of_subqueries_are_found_and_replaced(spark: SparkSession, people: DataFrame) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -63,7 +64,7 @@ for number, name in enumerate(names):
         archive.writestr(f"mod{number}/later.py", f"Y = {number}")
     sys.path.append(os.path.join(folder, name))
 import mod0, mod1, mod2, mod3
-python_workers.spare_loaded_modules()
+getattr(python_workers, sys.argv[2])()
 listed = []
 real = zipimport._read_directory
 zipimport._read_directory = lambda path: listed.append(os.path.basename(path)) or real(path)
@@ -75,12 +76,13 @@ print(sorted(set(listed)), later.Y, mod3.later.Y)
 
 
 @pytest.mark.parametrize("used_again", [True, False])
+@pytest.mark.parametrize("call", ["begin", "spare_loaded_modules"])
 def test_archives_of_spark_are_not_listed_again_for_each_task_and_their_modules_still_load(
-    tmp_path: Path, used_again: bool
+    tmp_path: Path, used_again: bool, call: str
 ) -> None:
     env = {k: v for k, v in os.environ.items() if k != "SPARK_REUSE_WORKER"}
     done = subprocess.run(
-        [sys.executable, "-c", LISTED_AGAIN, str(tmp_path)],
+        [sys.executable, "-c", LISTED_AGAIN, str(tmp_path), call],
         env={**env, **({"SPARK_REUSE_WORKER": "1"} if used_again else {})},
         cwd=PROJECT,
         capture_output=True,
@@ -92,3 +94,39 @@ def test_archives_of_spark_are_not_listed_again_for_each_task_and_their_modules_
     assert "of_the_user.zip" in listed
     assert ("spark-core_2.13-4.0.2.jar" in listed) is not used_again
     assert ("py4j-0.10-src.zip" in listed) is not used_again
+
+
+BEGIN = """\
+import os, pickle, socket, sys
+from omnigraph_spark.storage.store import Storage
+
+storage = pickle.dumps(Storage.at("/g"))
+to_jvm = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+again = socket.socket(fileno=os.dup(to_jvm.fileno()))
+to_user, _ = socket.socketpair()
+pickle.loads(storage)
+later = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+assert pickle.loads(storage) == Storage.at("/g")
+no_delay = [one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for one in (to_jvm, later)]
+to_jvm.sendall(b"open")
+again.sendall(b" still")
+to_user.close()
+print(no_delay)
+"""
+
+
+@pytest.mark.parametrize("used_again", [True, False])
+def test_a_task_sends_its_rows_at_once_and_its_connections_stay_open(used_again: bool) -> None:
+    env = {k: v for k, v in os.environ.items() if k != "SPARK_REUSE_WORKER"}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        done = subprocess.run(
+            [sys.executable, "-c", BEGIN, str(server.getsockname()[1])],
+            env={**env, **({"SPARK_REUSE_WORKER": "1"} if used_again else {})},
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        with server.accept()[0] as connection:
+            assert connection.recv(100) == b"open still"
+    assert done.stdout.strip() == ("[1, 0]" if used_again else "[0, 0]")
