@@ -72,8 +72,9 @@ test-rounds: $(VENV)/.ready  ## the long tests; random sequences and queries, ra
 	  OMNIGRAPH_SPARK_OUTCOMES=$(OUTCOMES) OMNIGRAPH_SPARK_PREDICATES=$(PREDICATES) \
 	  $(call in_venv,$(VENV)) $(PYTEST) --timeout=3600 -m 'long or rounds' --ignore=tests/engine $(ARGS)
 
+# One after the other: a server of Spark Connect has one port.
 test-connect: $(VENV_CONNECT)/.ready  ## Spark Connect and pipelines, with what pyspark[connect,pipelines] needs
-	$(call in_venv,$(VENV_CONNECT)) $(PYTEST) tests/spark/test_connect.py tests/spark/test_pipelines.py $(ARGS)
+	$(call in_venv,$(VENV_CONNECT)) -m pytest tests/spark/test_connect.py tests/spark/test_pipelines.py $(ARGS)
 	$(call in_venv,$(VENV_CONNECT)) -m pytest tests/spark/test_same_outcome.py -k one_outcome --spark-master connect $(ARGS)
 
 test-wheel: $(VENV)/.ready  ## build wheel and sdist, install them in clean environments, run the quickstart
