@@ -21,7 +21,7 @@ from tests.chaos.launcher import Setup
 from tests.chaos.ledger import ACKNOWLEDGED, FAILED
 
 POINTS = ("migrate.before_annotation", "migrate.before_stamp", "migrate.after_stamp")
-STAMPS = ("3", "101", "abc", "", "-1", "2.0", "4294967296")
+STAMPS = ("7", "101", "abc", "", "-1", "2.0", "4294967296")
 _STAMP_KEY = formats.STAMP_KEY
 
 
