@@ -247,9 +247,9 @@ class Transaction(_Side):
             written, gone = frames.split_changes(last)
             if written:
                 names = {key.partition(":")[2] for key in written}
-                ends = {n: f"{n}: {a} -> {b}" for n, (a, b) in known.endpoints.items()}
+                endpoints = {n: f"{n}: {a} -> {b}" for n, (a, b) in known.endpoints.items()}
                 keys = {n: f"{n}: {key}" for n, key in known.keys.items()}
-                for option, texts in (("endpoints", ends), ("keys", keys)):
+                for option, texts in (("endpoints", endpoints), ("keys", keys)):
                     text = ", ".join(texts[name] for name in sorted(names & {*texts}))
                     write_options = {option: text, **write_options} if text else write_options
                 self.write(written, mode="merge", **write_options)

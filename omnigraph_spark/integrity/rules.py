@@ -103,7 +103,7 @@ class Integrity:
         """Return whether the commit looks at keys and endpoints."""
         return self.level != OFF
 
-    def checks_ends(self) -> bool:
+    def checks_endpoints(self) -> bool:
         """Return whether edges that are written must end at nodes."""
         return self.level in (STRICT, WRITTEN)
 

@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -348,8 +348,9 @@ class _Acknowledging:
 
     def sendall(self, data: bytes) -> None:
         self._plain.sendall(data)
-        # The system forgets it with the next send.
-        self._plain.setsockopt(socket.IPPROTO_TCP, self._quick, 1)
+        with suppress(OSError):  # sent it is: an error now would have Py4J send it once more
+            # The system forgets it with the next send.
+            self._plain.setsockopt(socket.IPPROTO_TCP, self._quick, 1)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)

@@ -154,7 +154,9 @@ def read_if_sound(storage: Storage) -> EngineSchema | None:
     except StorageError:
         raise
     except OmnigraphError as error:
-        _log.warning("Keys, ends and enums are unknown, the schema files can't be read: %s", error)
+        _log.warning(
+            "Keys, endpoints, enums are unknown, the schema files can't be read: %s", error
+        )
         return None
 
 

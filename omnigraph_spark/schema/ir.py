@@ -254,7 +254,7 @@ def _kept(existing: str | None) -> dict[str, Any]:
 
 
 def _unchanged(existing: Any, fresh: Mapping[str, Any]) -> bool:
-    """Return whether an entry that is there has the ids, ends, columns and key of a fresh one."""
+    """Return whether an entry that is there has a fresh one's ids, endpoints, columns and key."""
     rules = ("annotations", "constraints", "implements", "cardinality")
     expected = {key: value for key, value in fresh.items() if key not in rules}
     expected["properties"] = [

@@ -187,8 +187,8 @@ def _told(schema: EngineSchema, form: int) -> dict[str, Any]:
     if form == new_graph.OF_TODAY:
         return {}
     keys = {node.name: node.key for node in schema.nodes.values() if node.key is not None}
-    ends = {edge.name: (edge.source, edge.target) for edge in schema.edges.values()}
-    return {name: value for name, value in (("keys", keys), ("endpoints", ends)) if value}
+    endpoints = {edge.name: (edge.source, edge.target) for edge in schema.edges.values()}
+    return {name: value for name, value in (("keys", keys), ("endpoints", endpoints)) if value}
 
 
 def _check_counts(before: Snapshot, after: Snapshot) -> None:

@@ -50,7 +50,7 @@ from omnigraph_spark.write.plan import (
 from omnigraph_spark.write.tasks.routing import Routing
 
 _log = logging.getLogger(__name__)
-_ENDS = ("src", "dst")
+_ENDPOINTS = ("src", "dst")
 _BOTH_FORMS = (
     "Write one table: .option('table', 'node:Person'). Or write a whole graph: a frame with the "
     "column _table, as omnigraph_spark.pack({'node:Person': people, 'edge:Knows': knows}) makes it"
@@ -407,8 +407,8 @@ def _new_table(
 ) -> NewTable:
     """Return how a table that the graph doesn't have is created from a frame's schema."""
     kind, name = layout.split_table_key(key)
-    ends = _ENDS if kind == layout.EDGE else ()
-    columns = [field for field in schema.fields if field.name not in ("id", *ends)]
+    sides = _ENDPOINTS if kind == layout.EDGE else ()
+    columns = [field for field in schema.fields if field.name not in ("id", *sides)]
     spark_types.check_new_names([field.name for field in columns], key)
     texts = {
         column.partition(".")[2]: text
@@ -427,11 +427,11 @@ def _new_table(
     key_column = _key_of(name, options, known, [n for n, c in made.items() if c.key])
     if kind == layout.EDGE:
         key_column = None
-    for field in ("id", *ends):
+    for field in ("id", *sides):
         _check_system_column(
-            schema, field, key, optional=field == "id" and (bool(ends) or key_column is not None)
+            schema, field, key, optional=field == "id" and (bool(sides) or key_column is not None)
         )
-    system = [pa.field(field, pa.utf8(), nullable=False) for field in ("id", *ends)]
+    system = [pa.field(field, pa.utf8(), nullable=False) for field in ("id", *sides)]
     return NewTable(
         schema=pa.schema(column_order.as_stored(system, [c.field for c in made.values()])),
         key=key_column,
@@ -505,7 +505,7 @@ def _refuse_strangers(schema: StructType, owned: Mapping[str, Mapping[str, str]]
                     found=field.dataType.simpleString().upper(),
                     column=TABLE,
                 )
-        elif field.name not in fed and field.name not in _ENDS:
+        elif field.name not in fed and field.name not in _ENDPOINTS:
             raise SchemaMismatchError(
                 f"Column {field.name} belongs to no table of this write, or has another type there",
                 expected="columns of the tables; omnigraph_spark.pack says which are whose",

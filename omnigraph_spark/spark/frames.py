@@ -32,7 +32,7 @@ from omnigraph_spark.storage import layout
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_ENDS = ("src", "dst")
+_ENDPOINTS = ("src", "dst")
 _OTHER = re.compile(r"[^A-Za-z0-9]+")
 _EXAMPLE = "omnigraph_spark.pack({'node:Person': people, 'edge:Knows': knows})"
 
@@ -154,8 +154,8 @@ def whole_graph_schema(
         frozenset(empty),
     )
     table = StructField(TABLE, StringType(), False, {field_metadata.PACK: known.to_text()})
-    ends = [name for name in _ENDS if name not in columns]
-    fixed = [StructField(name, StringType(), True) for name in ("id", *ends)]
+    sides = [name for name in _ENDPOINTS if name not in columns]
+    fixed = [StructField(name, StringType(), True) for name in ("id", *sides)]
     wide = [StructField(name, kind, True) for name, kind in columns.items()]
     return StructType([table, *fixed, *wide])
 
@@ -202,13 +202,13 @@ def _property_columns(tables: Mapping[str, StructType], alone: bool) -> dict[str
 
 def properties(table: StructType, table_key: str) -> list[StructField]:
     """Return the fields of a table frame that are properties."""
-    ends = _ENDS if layout.is_edge(table_key) else ()
-    return [field for field in table.fields if field.name not in ("id", *ends)]
+    sides = _ENDPOINTS if layout.is_edge(table_key) else ()
+    return [field for field in table.fields if field.name not in ("id", *sides)]
 
 
 def _is_taken(name: str, table_key: str, alone: bool) -> bool:
     """Return whether a whole-graph frame has a column of its own with a property's name."""
-    return name == TABLE or (name in _ENDS and not alone and not layout.is_edge(table_key))
+    return name == TABLE or (name in _ENDPOINTS and not alone and not layout.is_edge(table_key))
 
 
 def type_text(spark: DataType) -> str:
@@ -388,7 +388,7 @@ def _checked_keys(keys: Mapping[str, str], schemas: Mapping[str, StructType]) ->
 
 
 def _with_text_ids(key: str, schema: StructType, frame: DataFrame) -> tuple[StructType, DataFrame]:
-    """Return a table frame whose id and ends are text, as a whole-graph frame has them.
+    """Return a table frame whose id and endpoints are text, as a whole-graph frame has them.
 
     Raises:
         SchemaMismatchError: a column of theirs of a type that is never stored as text.

@@ -130,3 +130,40 @@ def test_a_task_sends_its_rows_at_once_and_its_connections_stay_open(used_again:
         with server.accept()[0] as connection:
             assert connection.recv(100) == b"open still"
     assert done.stdout.strip() == ("[1, 0]" if used_again else "[0, 0]")
+
+
+ACKNOWLEDGE = """\
+import pickle, socket, sys
+from omnigraph_spark.storage.store import Storage
+
+storage = pickle.dumps(Storage.at("/g"))
+to_jvm = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+seen = []
+for _ in range(3):
+    for _ in range(20):  # to and fro, as tasks come: the system begins to delay what it acknowledges
+        to_jvm.sendall(b"x")
+        to_jvm.recv(1)
+    seen.append(to_jvm.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK))
+    pickle.loads(storage)
+    seen.append(to_jvm.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK))
+print(seen)
+"""
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="Linux has it")
+@pytest.mark.parametrize("used_again", [True, False])
+def test_each_task_acknowledges_at_once_when_its_first_piece_is_unpacked(used_again: bool) -> None:
+    env = {k: v for k, v in os.environ.items() if k != "SPARK_REUSE_WORKER"}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        child = subprocess.Popen(
+            [sys.executable, "-c", ACKNOWLEDGE, str(server.getsockname()[1])],
+            env={**env, **({"SPARK_REUSE_WORKER": "1"} if used_again else {})},
+            cwd=PROJECT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with server.accept()[0] as connection:
+            while connection.recv(1):
+                connection.sendall(b"x")
+        printed, _ = child.communicate(timeout=60)
+    assert printed.strip() == str([0, 1 if used_again else 0] * 3)

@@ -114,7 +114,7 @@ class CommitCheck:
                     for key in touched
                 ),
                 unique=plan.integrity.checks_rows(),
-                strict=plan.integrity.checks_ends(),
+                strict=plan.integrity.checks_endpoints(),
                 attached=plan.integrity.level == STRICT,
                 set_aside=self._bad is not None,
                 seen=self.verdict.seen,
