@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 
 from omnigraph_spark import options as options_module
 from omnigraph_spark.history import new_graph as new_graphs
+from omnigraph_spark.manifest import crash_records
 from omnigraph_spark.manifest.snapshot import load
 from omnigraph_spark.options import WriteOptions
 from omnigraph_spark.schema import parse_pg
+from omnigraph_spark.storage import layout
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import Committed, commit
 from omnigraph_spark.write.plan import NewTable, WritePlan, plan_write
@@ -186,6 +189,24 @@ def once(action: Callable[[], object]) -> Callable[[], None]:
             action()
 
     return hook
+
+
+def age(storage: Storage, path: str, seconds: int = 3600) -> None:
+    """Date a file back: a crash record then counts as one that nobody renews, without a wait."""
+    file = Path(storage.uri(path))
+    then = file.stat().st_mtime - seconds
+    os.utime(file, (then, then))
+
+
+def age_record(storage: Storage, publish_id: str) -> None:
+    """Date the crash record of a publish back by an hour."""
+    age(storage, crash_records.path_of(publish_id))
+
+
+def age_records(storage: Storage) -> None:
+    """Date every crash record back by an hour."""
+    for info in storage.list(layout.RECOVERY):
+        age(storage, info.path)
 
 
 def orphan(storage: Storage, key: str, found: Sequence[str], publish_id: str | None = None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -46,6 +45,7 @@ from tests.support.writes import (
     KNOWS,
     PERSON,
     Died,
+    age_records,
     die,
     new_graph,
     once,
@@ -60,13 +60,6 @@ def graph(tmp_path: Path) -> Iterator[Storage]:
     """A graph of three tables, one row `first` each; no fault outlives the test."""
     yield new_graph(Storage.at(str(tmp_path / "g")))
     _faults.disarm()
-
-
-def age_records(graph: Storage) -> None:
-    """Let every crash record be an hour old."""
-    for path in Path(graph.uri(layout.RECOVERY)).iterdir():
-        past = path.stat().st_mtime - 3600
-        os.utime(path, (past, past))
 
 
 # --- making ------------------------------------------------------------------------------------

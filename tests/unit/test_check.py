@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
 from collections.abc import Iterator
@@ -38,7 +37,7 @@ from omnigraph_spark.storage.lance_table_pb2 import Manifest
 from omnigraph_spark.storage.store import Storage
 from omnigraph_spark.write.commit.commit import commit
 from tests.support import branches, graphs, writes
-from tests.support.writes import ALL, COMPANY, PERSON, ids
+from tests.support.writes import ALL, COMPANY, PERSON, age, age_record, ids
 
 GRACE = float(writes.GRACE)
 
@@ -70,12 +69,6 @@ def assert_mended(storage: Storage, *expected: str) -> None:
     assert repair(storage, dry_run=False, grace_seconds=GRACE) == []
 
 
-def age(storage: Storage, path: str, seconds: int = 3600) -> None:
-    file = Path(storage.uri(path))
-    then = file.stat().st_mtime - seconds
-    os.utime(file, (then, then))
-
-
 def test_a_sound_graph_has_no_findings_and_checking_writes_nothing(graph: Storage) -> None:
     writes.write(graph, {PERSON: ["b"]}, "overwrite")
     before = graphs.file_hashes(Path(graph.root))
@@ -96,7 +89,7 @@ def test_a_path_without_a_graph_is_refused(tmp_path: Path) -> None:
 def test_a_dead_write_is_rolled_back_as_a_whole(graph: Storage) -> None:
     dead_rows = {key: ["dead"] for key in ALL}
     dead = writes.write_and_die(graph, "commit.table_2", dead_rows, recordRuns="true")
-    age(graph, crash_records.path_of(dead.publish_id))
+    age_record(graph, dead.publish_id)
     assert_mended(graph, checks.CRASH_RECORD, checks.UNPUBLISHED_HEAD)
     assert [ids(graph, key) for key in ALL] == [["first"]] * 3
     rows = runs.read_runs(graph).to_pylist()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -42,7 +41,7 @@ from omnigraph_spark.write.commit.commit import Committed, abort, commit
 from omnigraph_spark.write.plan import NewTable
 from tests.format_checker import check_graph
 from tests.support import graphs, writes
-from tests.support.writes import ALL, COMPANY, KNOWS, PERSON, ids, records
+from tests.support.writes import ALL, COMPANY, KNOWS, PERSON, age_record, ids, records
 
 NOBODY_DIED = "3600"
 """A grace after which nothing in a test is old."""
@@ -74,13 +73,6 @@ def statuses(storage: Storage, run_id: str) -> list[str]:
 
 def lineage(storage: Storage) -> list[int]:
     return [c.manifest_version for c in commits.read_commits(storage)]
-
-
-def age(storage: Storage, publish_id: str, seconds: int = 3600) -> None:
-    """Let a crash record look as if nobody had renewed it for that long."""
-    path = Path(storage.uri(crash_records.path_of(publish_id)))
-    then = path.stat().st_mtime - seconds
-    os.utime(path, (then, then))
 
 
 # --- what a write is ---------------------------------------------------------------------------
@@ -777,7 +769,7 @@ def test_the_next_write_repairs_what_a_dead_one_left_without_a_manual_step(
     dead = writes.write_and_die(graph, point, rows, recordRuns="true")
     published = DEATHS.index(point) >= DEATHS.index("commit.after_publish")
     assert records(graph) == [dead.publish_id]
-    age(graph, dead.publish_id)
+    age_record(graph, dead.publish_id)
     writes.write(graph, {PERSON: ["next"]}, mode)
     kept = ["dead", "first"] if published else ["first"]
     assert ids(graph, PERSON) == (sorted([*kept, "next"]) if mode == "append" else ["next"])
@@ -824,7 +816,7 @@ def test_a_writer_that_only_slept_writes_again_as_a_whole_after_it_was_rolled_ba
 
     def sleep() -> None:
         (name,) = records(graph)
-        age(graph, name)
+        age_record(graph, name)
         writes.write(graph, {KNOWS: ["healer"]})
 
     _faults.arm("commit.before_publish", writes.once(sleep))
@@ -850,7 +842,7 @@ def note_and_die(deaths: list[bool]) -> None:
 )  # fmt: skip
 def test_a_healer_that_dies_is_healed_in_turn(graph: Storage, point: str) -> None:
     dead = writes.write_and_die(graph, "commit.before_publish", {key: ["dead"] for key in ALL})
-    age(graph, dead.publish_id)
+    age_record(graph, dead.publish_id)
     deaths: list[bool] = []
     for _ in range(5):
         planned = writes.plan(graph, [COMPANY])
@@ -860,7 +852,7 @@ def test_a_healer_that_dies_is_healed_in_turn(graph: Storage, point: str) -> Non
             commit(planned, staged)
             break  # what the dead ones before had got through was enough
         _faults.disarm()
-        age(graph, planned.publish_id)
+        age_record(graph, planned.publish_id)
     _faults.disarm()
     assert deaths
     before = load(graph).graph_version
@@ -900,7 +892,7 @@ def test_what_a_failed_write_could_not_put_back_keeps_its_record(graph: Storage)
     _faults.disarm()
     assert records(graph) == [planned.publish_id]
     assert statuses(graph, planned.publish_id) == [runs.RUNNING, runs.FAILED]
-    age(graph, planned.publish_id)
+    age_record(graph, planned.publish_id)
     writes.write(graph, {PERSON: ["next"]})
     assert ids(graph, PERSON) == ["first", "next"]
     assert records(graph) == []
@@ -910,7 +902,7 @@ def test_what_a_failed_write_could_not_put_back_keeps_its_record(graph: Storage)
 def test_a_dead_write_to_a_branch_that_is_gone_blocks_nobody(graph: Storage) -> None:
     gone = new_ulid()
     crash_records.write(graph, gone, crash_records.Noted("gone", ()))
-    age(graph, gone)
+    age_record(graph, gone)
     writes.write(graph, {PERSON: ["next"]})
     assert records(graph) == []
 
@@ -919,14 +911,14 @@ def test_an_overwrite_is_not_refused_for_its_own_healing(graph: Storage) -> None
     dead = writes.write_and_die(graph, "commit.before_publish", {PERSON: ["dead"]})
     planned = writes.plan(graph, [PERSON], "overwrite", expectedTableVersions='{"node:Person": 1}')
     staged = writes.stage_rows(planned, {PERSON: ["ours"]})
-    age(graph, dead.publish_id)
+    age_record(graph, dead.publish_id)
     commit(planned, staged)
     assert ids(graph, PERSON) == ["ours"]
 
 
 def test_an_overwrite_is_refused_for_a_rivals_write_after_the_healing(graph: Storage) -> None:
     dead = writes.write_and_die(graph, "commit.before_publish", {PERSON: ["dead"]})
-    age(graph, dead.publish_id)
+    age_record(graph, dead.publish_id)
     _faults.arm("heal.after_publish", writes.once(lambda: writes.write(graph, {PERSON: ["rival"]})))
     with pytest.raises(ExpectedVersionMismatch, match="node:Person"):
         writes.write(graph, {PERSON: ["ours"]}, "overwrite")
@@ -938,7 +930,7 @@ def test_a_heal_publishes_a_row_for_each_version_that_it_skips(graph: Storage) -
     from omnigraph_spark.manifest.snapshot import open_main, read_rows
 
     dead = writes.write_and_die(graph, "commit.before_publish", {PERSON: ["dead"]})
-    age(graph, dead.publish_id)
+    age_record(graph, dead.publish_id)
     writes.write(graph, {COMPANY: ["next"]})
     rows = {r["object_id"]: r for r in read_rows(open_main(graph)).to_pylist()}
     now = load(graph).version(PERSON)

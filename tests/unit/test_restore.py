@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from tests.support.writes import (
     KNOWS,
     PERSON,
     Died,
+    age_records,
     die,
     new_graph,
     once,
@@ -166,13 +166,6 @@ def test_a_restore_that_only_drops_tables_is_found_by_its_publish_id(graph: Stor
     write_ids(graph, "main", PERSON, ["p"])
     assert commits.read_commits(graph)[-2].graph_commit_id == found.publish_id
     assert check_graph(graph.root) == []
-
-
-def age_records(graph: Storage) -> None:
-    """Let every crash record be an hour old."""
-    for path in Path(graph.uri(layout.RECOVERY)).iterdir():
-        past = path.stat().st_mtime - 3600
-        os.utime(path, (past, past))
 
 
 def test_back_to_the_empty_graph_and_forward_again(graph: Storage) -> None:
