@@ -27,6 +27,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.types import StructType
 
+from omnigraph_spark.errors import UnsupportedError
 from omnigraph_spark.narrowing import needs
 
 if TYPE_CHECKING:
@@ -135,6 +136,10 @@ class Query:
         return kinds - _BY_ORDER
 
     @property
+    def _is_projected(self) -> bool:
+        return self.is_stack and self._kind == "Project"
+
+    @cached_property
     def is_stack(self) -> bool:
         """Return whether the frame is a scan under filters, with at most a projection on top."""
         plan, kind = self._plan, self._kind
@@ -146,17 +151,9 @@ class Query:
             kind = _class(plan)
         return kind == "DataSourceV2Relation"
 
-    @cached_property
-    def _tagged_plan(self) -> Any:
-        tagged = [
-            (scan.relation, self._tagged(number, scan.relation))
-            for number, scan in enumerate(self.scans)
-        ]
-        return self._with(tagged)
-
     def analyzed(self) -> str:
-        """Return the JSON of the analyzed plan, its scans tagged."""
-        return str(self._tagged_plan.toJSON())
+        """Return the JSON of the analyzed plan, its scans as they are."""
+        return str(self._plan.toJSON())
 
     def optimized(self) -> tuple[str, Callable[[int], list[Any] | None]]:
         """Return the JSON of the optimized plan, its scans tagged, and what reads local columns.
@@ -164,8 +161,12 @@ class Query:
         The function returns the values of a column (by expression id) of a local relation, None
         where there is no such.
         """
+        tagged = [
+            (scan.relation, self._tagged(number, scan.relation))
+            for number, scan in enumerate(self.scans)
+        ]
         with _planner(self.spark) as planner:
-            frame = self._of_rows(planner, self._tagged_plan)
+            frame = self._of_rows(planner, self._with(tagged))
             plan = frame.queryExecution().optimizedPlan()
             text = plan.toJSON()
         return text, lambda key: self._local(plan, key)
@@ -175,11 +176,20 @@ class Query:
         conf = self._static(f"{_SQL}.internal.SQLConf", "get")()
         return str(conf.sessionLocalTimeZone())
 
-    def made(self, plans: Mapping[int, Any]) -> DataFrame:
-        """Return the frame with other plans for some scans, by their numbers."""
+    def made(self, plans: Mapping[int, Any], is_partial: bool) -> DataFrame:
+        """Return the frame with other plans for some scans, by their numbers.
+
+        `is_partial`: rows of some scan are aggregated where they are read. Spark takes a filter by
+        `count(1)` over a frame of an aggregate into that aggregate, where it would count those
+        rows; over a projection of it there is no such filter.
+        """
         pairs = [(self.scans[number].relation, plan) for number, plan in plans.items()]
-        made = self._of_rows(self._session, self._with(pairs))
-        return ClassicDataFrame(made, self.spark)
+        plan = self._with(pairs)
+        if is_partial:
+            plan = self._java(f"{_CATALYST}.plans.logical.Project")(plan.output(), plan)
+        if self.is_stack:  # nothing is left to resolve, and to find that takes 5 ms
+            plan.setAnalyzed()
+        return ClassicDataFrame(self._of_rows(self._session, plan), self.spark)
 
     def has_schema_of(self, made: DataFrame) -> bool:
         """Return whether a frame has the query's schema, metadata included."""
@@ -190,7 +200,7 @@ class Query:
     ) -> Any:
         """Return the plan of a scan of a data source that this process made and pinned.
 
-        It reads the columns at some places of the scan's own.
+        It reads the columns at some places of the scan's own; `shown` says so to users.
         """
         output = scan.relation.output()
         is_whole = [*places] == [*range(len(scan.schema.fields))]
@@ -205,11 +215,11 @@ class Query:
         table = self._java(f"{_SOURCES}.PythonTable")(owner, shown, jschema)
         # The names of a catalog table would stand for it in Spark's cache.
         narrower = self._copy(scan.relation, table, columns, self._none, self._none)
-        if is_whole:
+        if is_whole or self._is_projected:  # that projection names all that is read
             return narrower
-        return self._as(scan, output, narrower, read)
+        return self._as(scan, output, narrower, read, shown)
 
-    def rows_of(self, scan: Scan, frame: DataFrame) -> Any:
+    def rows_of(self, scan: Scan, frame: DataFrame, shown: str) -> Any:
         """Return the plan of a frame of Spark's own in the place of a scan, by names."""
         plan, output = frame._jdf.queryExecution().analyzed(), scan.relation.output()
         present = {str(column.name()): column for column in _each(plan.output())}
@@ -219,28 +229,42 @@ class Query:
             for place in range(len(names))
             if names[place] in present
         }
-        return self._as(scan, output, plan, read)
+        return self._as(scan, output, plan, read, shown)
 
-    def _as(self, scan: Scan, output: Any, plan: Any, read: Mapping[int, Any]) -> Any:
-        """Return a plan with the scan's columns, those that are read by place; nobody reads others.
+    def _as(self, scan: Scan, output: Any, plan: Any, read: Mapping[int, Any], shown: str) -> Any:
+        """Return a plan with the scan's columns, those that are read by place.
 
-        They stand as the column does, null only if it may be: the optimizer knows which columns are
-        never null, and counts those that are, unread.
+        Nothing of the query reads the others. But what is made of the frame later can: Spark finds
+        the column of a filter or a sort below the projection that left it out. They fail when that
+        happens, and are null only if the column may be, which the optimizer goes by.
         """
-        literal = f"{_CATALYST}.expressions.Literal"
+        unread = self._failing(shown)
         columns = []
         for place, field in enumerate(scan.schema.fields):
             column = read.get(place)
             if column is None:
-                unread = output.apply(place)
-                kind = unread.dataType()
-                if field.nullable:
-                    filler = self._static(literal, "create")(None, kind)
-                else:
-                    filler = self._static(literal, "default")(kind)
-                column = self._alias(filler, scan, place, unread)
+                own = output.apply(place)
+                filler = unread(own.dataType())
+                if not field.nullable:
+                    filler = self._java(f"{_CATALYST}.expressions.KnownNotNull")(filler)
+                column = self._alias(filler, scan, place, own)
             columns.append(column)
         return self._project(columns, plan)
+
+    def _failing(self, shown: str) -> Callable[[Any], Any]:
+        """Return what makes an expression of a type that fails wherever it is evaluated."""
+        error = UnsupportedError(
+            "A narrowed frame is asked for a column that it doesn't read",
+            expected="columns of the frame itself, in what is made of it",
+            found=f"a filter or sort by a column that a select before `narrow` left out: {shown}",
+            hint="Call narrow after the last filter and sort, or keep the column",
+        )
+        string = self._static(f"{_SQL}.types.DataType", "fromJson")('"string"')
+        text = self._static(f"{_CATALYST}.expressions.Literal", "create")(str(error), string)
+        kind = self._java(f"{_CATALYST}.expressions.RaiseError")
+        of_no_type = kind(text)
+        parts = of_no_type.errorClass(), of_no_type.errorParms()
+        return lambda data_type: kind(*parts, data_type)
 
     def _alias(self, child: Any, scan: Scan, place: int, column: Any) -> Any:
         field = scan.schema.fields[place]

@@ -153,16 +153,19 @@ def _of_query(frame: DataFrame, query: Query) -> tuple[DataFrame, list[ScanRepor
     local: Callable[[int], list[Any] | None] = lambda _: None  # noqa: E731
     # Spark's optimizer has nothing to add to most look-ups, and takes half of what narrowing takes.
     tree = trees.parse(query.analyzed()) if query.is_stack else None
-    if tree is None or not needs.is_optimal(tree):
+    if tree is not None and needs.is_optimal(tree):
+        uses = needs.uses(tree, alone=0)
+    else:
         text, local = query.optimized()
         tree = trees.parse(text)
         if '.Sample"' in text:
             return _stays(frame, "it is a sample")
-    work = _Narrowing(query, needs.uses(tree), local)
+        uses = needs.uses(tree)
+    work = _Narrowing(query, uses, local)
     plans, reports = work.all()
     if not plans:
         return frame, []
-    made = query.made(plans)
+    made = query.made(plans, any(report.partial is not None for report in reports))
     if not query.has_schema_of(made):
         return _stays(frame, "its schema would be another")
     return made, reports
@@ -366,7 +369,7 @@ class _Narrowing:
         else:
             frame = frame.select(frame["id"].alias("omnigraph row"))
         report = ScanReport(_shown(known), (TABLE,) if by_table else (), {}, None, rows)
-        return self._query.rows_of(known.scan, frame), report
+        return self._query.rows_of(known.scan, frame, str(report)), report
 
     def _scanned(self, known: _Known, schema: StructType, pushed: Pushed) -> tuple[Any, ScanReport]:
         load = replace(known.load, pushed=pushed, planned=None)

@@ -150,15 +150,16 @@ def _all(tree: Tree) -> Iterator[Tree]:
         found += one.children
 
 
-def uses(plan: Tree) -> dict[int, list[Use]]:
+def uses(plan: Tree, alone: int | None = None) -> dict[int, list[Use]]:
     """Return the uses of the tagged scans of an optimized plan, by the number of the scan.
 
-    A scan that isn't in the result is used by nothing that is left of the query.
+    A scan that isn't in the result is used by nothing that is left of the query. `alone` is the
+    number of a plan's only scan, which then needs no tag.
 
     Raises:
         ValueError, KeyError, TypeError, IndexError: the plan isn't of the form that is known.
     """
-    walk = _Walk()
+    walk = _Walk(alone)
     walk.visit(plan)
     walk.take_all(plan)
     by_scan: dict[int, list[Use]] = {}
@@ -181,7 +182,8 @@ class _Chain:
 class _Walk:
     """One walk over a plan."""
 
-    def __init__(self) -> None:
+    def __init__(self, alone: int | None) -> None:
+        self._alone = alone
         self.named: set[int] = set()
         self.found: list[tuple[int, Use]] = []
         self._outputs: dict[int, set[int]] = {}
@@ -218,16 +220,24 @@ class _Walk:
 
     def _scan(self, node: Tree) -> _Chain | None:
         output = [*within(node.fields["output"])]
-        names = [str(column.fields["name"]) for column in output]
-        if not names or not names[0].startswith(_TAG):
+        scan = self._alone if self._alone is not None else _tagged(output)
+        if scan is None:
             return None
-        scan, _, columns = names[0].removeprefix(_TAG).partition(" of ")
-        if int(columns) != len(output):
-            raise ValueError("the optimizer has cut columns off a scan")
         places = {expr_id(column): place for place, column in enumerate(output)}
         use = Use(places)
-        self.found.append((int(scan), use))
+        self.found.append((scan, use))
         return _Chain(use, places)
+
+
+def _tagged(output: list[Tree]) -> int | None:
+    """Return which scan has these columns, None for one without a tag."""
+    name = str(output[0].fields["name"]) if output else ""
+    if not name.startswith(_TAG):
+        return None
+    scan, _, columns = name.removeprefix(_TAG).partition(" of ")
+    if int(columns) != len(output):
+        raise ValueError("the optimizer has cut columns off a scan")
+    return int(scan)
 
 
 def _next(node: Tree, chain: _Chain) -> _Chain | None:

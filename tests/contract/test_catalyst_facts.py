@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -68,11 +69,36 @@ def test_scans_of_subqueries_are_found_and_replaced(spark: SparkSession, people:
     frame = spark.sql("SELECT id FROM people WHERE age = (SELECT max(age) FROM people)")
     query = Query(frame)
     plans = {
-        number: query.rows_of(scan, spark.createDataFrame([("x", 1)], scan.schema))
+        number: query.rows_of(scan, spark.createDataFrame([("x", 1)], scan.schema), "one row")
         for number, scan in enumerate(query.scans)
     }
     assert len(plans) == 2
-    assert [row.id for row in query.made(plans).collect()] == ["x"]
+    assert [row.id for row in query.made(plans, False).collect()] == ["x"]
+
+
+def test_a_plan_of_resolved_parts_that_is_marked_so_is_not_analyzed_again(
+    spark: SparkSession, people: DataFrame
+) -> None:
+    query = Query(people.where("age = 2L").select("id"))
+    (scan,) = query.scans
+    source = scan.source()
+    made = query.made({0: query.scan_of(scan, source, [0, 1], "all")}, False)
+    execution = made._jdf.queryExecution()
+    identity = spark._jvm.java.lang.System.identityHashCode
+    assert identity(execution.logical()) == identity(execution.analyzed())
+    assert len(made.collect()) == 5
+
+
+def test_a_filter_by_an_aggregate_is_not_taken_below_a_projection(
+    spark: SparkSession, people: DataFrame
+) -> None:
+    grouped = people.groupBy("age").agg(F.max("id"))
+    query = Query(grouped)
+    below, above = (query.made({}, is_partial) for is_partial in (False, True))
+    assert below.schema == above.schema == grouped.schema
+    assert len(below.where("count(1) = 5").collect()) == 4
+    with pytest.raises(AnalysisException, match="INVALID_WHERE_CONDITION"):
+        above.where("count(1) = 5")
 
 
 def test_tags_survive_the_renumbering_of_columns(spark: SparkSession, people: DataFrame) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from omnigraph_spark import OmniGraph, enable_narrowing, narrow
 from omnigraph_spark.narrowing.catalyst import Query
@@ -109,6 +112,40 @@ def test_of_a_look_up_that_is_optimal_as_it_stands_no_plan_is_optimized(
     rows = made.collect()
     assert rows
     assert sorted(map(repr, rows)) == sorted(map(repr, plain.collect()))
+
+
+Make = Callable[[DataFrame], DataFrame]
+
+
+@pytest.mark.parametrize(
+    ("query", "later", "text"),
+    [
+        (lambda p: p.where("id = 'p7'").select("id"), "name IS NULL", "UNRESOLVED_COLUMN"),
+        (lambda p: p.select("id", "age"), "name = 'n7'", "UNRESOLVED_COLUMN"),
+        (lambda p: p.limit(9).select("id"), "age IS NULL", "doesn't read"),
+        (lambda p: p.select("id").limit(9), "age IS NULL", "doesn't read"),
+        (lambda p: p.selectExpr("id", "upper(name) n").select("id"), "n < 'N'", "doesn't read"),
+        (lambda p: p.groupBy("age").agg(F.max("id")), "count(1) > 5", "INVALID_WHERE_CONDITION"),
+        (lambda p: p.groupBy("age").agg(F.max("id")), "max(name) > 'n'", "UNRESOLVED_COLUMN"),
+        (lambda p: p.groupBy("age").agg(F.count("id")), "max(name) > 'n'", "doesn't read"),
+        (lambda p: p.groupBy().count(), "max(name) > 'n'", "doesn't read"),
+    ],
+)
+def test_a_filter_by_what_a_narrowed_frame_left_out_fails_and_never_gives_other_rows(
+    graph: OmniGraph, query: Make, later: str, text: str
+) -> None:
+    narrowing = graph.table("Person")
+    plain = query(ClassicDataFrame(narrowing._jdf, graph.spark))
+    made, reports = narrowed(plain)
+    assert reports
+    assert narrowed(query(narrowing).where(later))[0].collect() == plain.where(later).collect()
+    with pytest.raises(PySparkException, match=text):
+        made.where(later).collect()
+    with pytest.raises(PySparkException):
+        made.sort("name").collect()
+    first = made.columns[0]
+    for condition in (f"{first} IS NOT NULL", f"{first} >= '2'"):
+        assert made.where(condition).count() == plain.where(condition).count()
 
 
 @pytest.mark.parametrize(
