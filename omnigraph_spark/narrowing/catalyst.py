@@ -22,6 +22,7 @@ from py4j.java_gateway import (  # type: ignore[import-untyped]
     is_instance_of,
 )
 from py4j.protocol import STATIC_PREFIX  # type: ignore[import-untyped]
+from pyspark import SparkContext
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from omnigraph_spark.spark.datasource import OmnigraphDataSource
 
 _SHORT_NAME = "omnigraph"
+_RELATION = "DataSourceV2Relation"
 # They depend on the order of rows within a group, and on nothing else.
 _BY_ORDER = frozenset({"CollectList", "CollectSet", "First", "Last"})
 # In the plans that are only looked at: lists stay lists of literals, and nothing is pushed.
@@ -55,11 +57,12 @@ _pickled: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
 class Scan:
     """One omnigraph scan of a query: its relation in the plan, and its data source."""
 
-    def __init__(self, gateway: Any, relation: Any, table: Any) -> None:
-        self._gateway = gateway
+    def __init__(self, context: SparkContext, relation: Any, table: Any) -> None:
+        self._context = context
         self.relation = relation
         self.table = table
-        self.schema: StructType = StructType.fromJson(json.loads(relation.schema().json()))
+        self.of_jvm = relation.schema()
+        self.schema: StructType = StructType.fromJson(json.loads(self.of_jvm.json()))
 
     def option(self, name: str) -> str | None:
         """Return an option that the scan was given, whatever the case of its name."""
@@ -68,8 +71,8 @@ class Scan:
 
     def source(self) -> OmnigraphDataSource:
         """Return the data source itself, with the snapshot that it is pinned to."""
-        owner = _field(self._gateway, self.table, "ds").get(self.table)
-        made = _field(self._gateway, owner, "dataSourceInPython").get(owner)
+        owner = _field(self._context, self.table, "ds").get(self.table)
+        made = _field(self._context, owner, "dataSourceInPython").get(owner)
         if made is None:
             raise ValueError("the scan has no Python data source")
         source: OmnigraphDataSource = _pickled.loads(bytes(made.dataSource()))
@@ -91,18 +94,19 @@ class Query:
         """
         self._frame = frame
         self.spark: SparkSession = frame.sparkSession
+        self._context = self.spark.sparkContext
         self._gateway: Any = _gateway(self.spark)
         self._session: Any = self.spark._jsparkSession
         self._execution = frame._jdf.queryExecution()
         self._plan = self._execution.analyzed()
         self._plans = [self._plan, *_each(self._plan.subqueriesAll())]
-        self.scans = [Scan(self._gateway, leaf, table) for leaf, table in self._relations()]
+        self.scans = [Scan(self._context, leaf, table) for leaf, table in self._relations()]
 
     def _relations(self) -> Iterator[tuple[Any, Any]]:
         seen: list[Any] = []
         for plan in self._plans:
             for leaf in _each(plan.collectLeaves()):
-                if _class(leaf) != "DataSourceV2Relation" or leaf in seen:
+                if _kind(leaf) != _RELATION or leaf in seen:
                     continue
                 table = leaf.table()
                 if _class(table) == "PythonTable" and table.name() == _SHORT_NAME:
@@ -111,23 +115,25 @@ class Query:
 
     @cached_property
     def _kind(self) -> str:
-        return _class(self._plan)
+        return _kind(self._plan)
 
     @property
     def is_bare(self) -> bool:
         """Return whether the frame is a scan and nothing else."""
-        return self._kind == "DataSourceV2Relation"
+        return self._kind == _RELATION
 
     def is_cached(self) -> bool:
         """Return whether Spark would take a part of the query from its cache."""
-        if self._session.sharedState().cacheManager().isEmpty():
+        shared = self._session.sharedState
+        if _once(self._context, "cache", lambda: shared().cacheManager()).isEmpty():
             return False
         return "InMemoryRelation" in self._execution.withCachedData().toString()
 
     def unsteady(self) -> set[str]:
         """Return the kinds of expressions by which two runs of the query may differ."""
         kinds: set[str] = set()
-        current = self._static(f"{_CATALYST}.trees.TreePattern", "CURRENT_LIKE")()
+        pattern = self._static(f"{_CATALYST}.trees.TreePattern", "CURRENT_LIKE")
+        current = _once(self._context, "the time", pattern)
         if self._plan.containsPattern(current):
             kinds.add("the time of the query")  # the planned one would be before the one that runs
         for plan in self._plans:
@@ -145,11 +151,11 @@ class Query:
         plan, kind = self._plan, self._kind
         if kind == "Project":
             plan = plan.child()
-            kind = _class(plan)
+            kind = _kind(plan)
         while kind == "Filter":
             plan = plan.child()
-            kind = _class(plan)
-        return kind == "DataSourceV2Relation"
+            kind = _kind(plan)
+        return kind == _RELATION
 
     def analyzed(self) -> str:
         """Return the JSON of the analyzed plan, its scans as they are."""
@@ -176,15 +182,25 @@ class Query:
         conf = self._static(f"{_SQL}.internal.SQLConf", "get")()
         return str(conf.sessionLocalTimeZone())
 
-    def made(self, plans: Mapping[int, Any], is_partial: bool) -> DataFrame:
+    def made(
+        self, plans: Mapping[int, Any], is_partial: bool = False, is_answered: bool = False
+    ) -> DataFrame:
         """Return the frame with other plans for some scans, by their numbers.
 
         `is_partial`: rows of some scan are aggregated where they are read. Spark takes a filter by
         `count(1)` over a frame of an aggregate into that aggregate, where it would count those
         rows; over a projection of it there is no such filter.
+
+        `is_answered`: the scan of a stack keeps the rows of its filters, and no others.
         """
-        pairs = [(self.scans[number].relation, plan) for number, plan in plans.items()]
-        plan = self._with(pairs)
+        if is_answered:
+            (plan,) = plans.values()
+            if self._kind == "Project":
+                plan = self._plan.withNewChildren(self._seq([plan]))
+        else:
+            plan = self._with(
+                [(self.scans[number].relation, made) for number, made in plans.items()]
+            )
         if is_partial:
             plan = self._java(f"{_CATALYST}.plans.logical.Project")(plan.output(), plan)
         if self.is_stack:  # nothing is left to resolve, and to find that takes 5 ms
@@ -193,6 +209,8 @@ class Query:
 
     def has_schema_of(self, made: DataFrame) -> bool:
         """Return whether a frame has the query's schema, metadata included."""
+        if self.is_stack:  # it has the same projection, or the same columns
+            return True
         return bool(made._jdf.schema().equals(self._frame._jdf.schema()))
 
     def scan_of(
@@ -206,12 +224,15 @@ class Query:
         is_whole = [*places] == [*range(len(scan.schema.fields))]
         read = {} if is_whole else {place: output.apply(place) for place in places}
         columns = output if is_whole else self._seq([*read.values()])
-        jschema = self._static(f"{_CATALYST}.types.DataTypeUtils", "fromAttributes")(columns)
+        if is_whole:
+            jschema = scan.of_jvm
+        else:
+            jschema = self._static(f"{_CATALYST}.types.DataTypeUtils", "fromAttributes")(columns)
         owner = self._java(f"{_SOURCES}.PythonDataSourceV2")()
         owner.setShortName(_SHORT_NAME)
         result = self._java(f"{_SOURCES}.PythonDataSourceCreationResult")
         made = result(bytearray(_pickled.dumps(source)), jschema)
-        _field(self._gateway, owner, "dataSourceInPython").set(owner, made)
+        _field(self._context, owner, "dataSourceInPython").set(owner, made)
         table = self._java(f"{_SOURCES}.PythonTable")(owner, shown, jschema)
         # The names of a catalog table would stand for it in Spark's cache.
         narrower = self._copy(scan.relation, table, columns, self._none, self._none)
@@ -276,13 +297,13 @@ class Query:
             child, field.name, column.exprId(), column.qualifier(), metadata, self._nothing
         )
 
-    @cached_property
+    @property
     def _none(self) -> Any:
-        return self._static("scala.Option", "empty")()
+        return _once(self._context, "none", self._static("scala.Option", "empty"))
 
-    @cached_property
+    @property
     def _nothing(self) -> Any:
-        return self._seq([])
+        return _once(self._context, "nothing", lambda: self._seq([]))
 
     def _tagged(self, number: int, relation: Any) -> Any:
         """Return a relation whose first column's name says which it is, through all renumbering."""
@@ -292,7 +313,8 @@ class Query:
 
     def _copy(self, relation: Any, *first: Any) -> Any:
         """Return a relation with other first parts: table, output, catalog, identifier."""
-        rest = [relation.productElement(at) for at in range(len(first), relation.productArity())]
+        arity = _once(self._context, "parts of a relation", relation.productArity)
+        rest = [relation.productElement(at) for at in range(len(first), arity)]
         return relation.copy(*first, *rest)
 
     def _with(self, pairs: Sequence[tuple[Any, Any]]) -> Any:
@@ -469,14 +491,28 @@ def _class(item: Any) -> str:
     return str(item.getClass().getSimpleName())
 
 
-_fields: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+def _kind(plan: Any) -> str:
+    """Return the class of a plan's node, by one call."""
+    return str(plan.nodeName())
 
 
-def _field(gateway: Any, item: Any, name: str) -> Any:
-    """Return a private field of the one class that has a field of this name; found once."""
-    known = _fields.setdefault(gateway, {})
-    if name not in known:
+_kept: WeakKeyDictionary[SparkContext, dict[str, Any]] = WeakKeyDictionary()
+
+
+def _once(context: SparkContext, name: str, ask: Callable[[], Any]) -> Any:
+    """Return what doesn't change while a Spark application runs, asked of its JVM once."""
+    kept = _kept.setdefault(context, {})
+    if name not in kept:
+        kept[name] = ask()
+    return kept[name]
+
+
+def _field(context: SparkContext, item: Any, name: str) -> Any:
+    """Return a private field of the one class that has a field of this name."""
+
+    def find() -> Any:
         field = item.getClass().getDeclaredField(name)
         field.setAccessible(True)
-        known[name] = field
-    return known[name]
+        return field
+
+    return _once(context, f"field {name}", find)

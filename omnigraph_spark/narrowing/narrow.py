@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -153,7 +154,8 @@ def _of_query(frame: DataFrame, query: Query) -> tuple[DataFrame, list[ScanRepor
     local: Callable[[int], list[Any] | None] = lambda _: None  # noqa: E731
     # Spark's optimizer has nothing to add to most look-ups, and takes half of what narrowing takes.
     tree = trees.parse(query.analyzed()) if query.is_stack else None
-    if tree is not None and needs.is_optimal(tree):
+    is_optimal = tree is not None and needs.is_optimal(tree)
+    if tree is not None and is_optimal:
         uses = needs.uses(tree, alone=0)
     else:
         text, local = query.optimized()
@@ -165,7 +167,8 @@ def _of_query(frame: DataFrame, query: Query) -> tuple[DataFrame, list[ScanRepor
     plans, reports = work.all()
     if not plans:
         return frame, []
-    made = query.made(plans, any(report.partial is not None for report in reports))
+    is_partial = any(report.partial is not None for report in reports)
+    made = query.made(plans, is_partial, is_optimal and work.is_look_up())
     if not query.has_schema_of(made):
         return _stays(frame, "its schema would be another")
     return made, reports
@@ -198,7 +201,7 @@ class _Narrowing:
         self._query = query
         self._uses = uses
         self._local = local
-        self._zone = query.zone()
+        self._zone = cache(query.zone)
         self._snapshots: dict[tuple[object, ...], Load] = {}
         self._known: dict[int, _Known | None] = {}
 
@@ -218,6 +221,12 @@ class _Narrowing:
                 plans[number], report = done
                 reports.append(report)
         return plans, reports
+
+    def is_look_up(self) -> bool:
+        """Return whether the only scan answers all conditions, so that Spark needn't look again."""
+        ((number, (use,)),) = self._uses.items()
+        known = self._know(number)
+        return known is not None and known.reader.is_look_up(use.conditions)
 
     def _one(self, number: int, uses: list[Use]) -> tuple[Any, ScanReport] | None:
         known = self._know(number)
@@ -252,11 +261,11 @@ class _Narrowing:
 
     def _look(self, scan: Scan) -> _Known | None:
         """Return what is known of a scan; None where it is none of rows, or narrowed already."""
-        if (scan.option("pushDownFilters") or "").lower() == "true":
-            return None
         source = scan.source()
         load = source.pinned()
         if load is None:
+            if (scan.option("pushDownFilters") or "").lower() == "true":
+                return None
             load = self._newest(scan.schema)
         requested = load.options
         if load.span is not None or requested.metadata is not None or requested.push_down_filters:

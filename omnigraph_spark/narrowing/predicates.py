@@ -1,14 +1,14 @@
 """Spark's conditions over a scan as predicates for Lance; pure, no JVM.
 
-What a predicate keeps is never less than what the condition keeps: Spark looks at the rows again.
-Single comparisons go by the rules of `read/filters.py`; here is what is around them: AND, OR, and
-how Spark's expressions and literals are read.
+What a predicate keeps is never less than what the condition keeps: Spark looks at the rows again,
+but for those of a look-up. Single comparisons go by the rules of `read/filters.py`; here is what is
+around them: AND, OR, and how Spark's expressions and literals are read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -61,13 +61,13 @@ class Reader:
         tables: Per table key, the stored field that each frame column is read from.
         table_column: The frame's column of table keys, None where the frame is of one table.
         names: The frame's columns by place, None for those that no table stores (`_rowid`).
-        zone: The session's time zone, in which Spark shows timestamps.
+        zone: Gives the session's time zone, in which Spark shows timestamps.
     """
 
     tables: Mapping[str, Mapping[str, pa.Field]]
     table_column: str | None
     names: Sequence[str | None]
-    zone: str
+    zone: Callable[[], str]
 
     def pushed(self, conditions: Sequence[tuple[Tree, Mapping[int, int]]]) -> Pushed:
         """Return what Lance can answer of conditions that all hold."""
@@ -83,6 +83,23 @@ class Reader:
                 if by_table is not None:
                     parts.append(by_table)
         return Pushed(self._all(parts), exact)
+
+    def is_look_up(self, conditions: Sequence[tuple[Tree, Mapping[int, int]]]) -> bool:
+        """Return whether conditions are equalities of text or integers, in one table's rows.
+
+        Of those no value is between kinds of equality, and no index of Lance gives a row too many.
+        """
+        if self.table_column is not None:
+            return False
+        (columns,) = self.tables.values()
+        for condition, places in conditions:
+            for conjunct in conjuncts(condition):
+                leaf = self._filter(conjunct, places) if conjunct.kind == "EqualTo" else None
+                if leaf is None or leaf.value is None:
+                    return False
+                if not _is_key(columns[leaf.attribute[0]].type):
+                    return False
+        return True
 
     def is_in(self, place: int, values: Sequence[Any]) -> Mapping[str, Predicate] | None:
         """Return the predicate of a column that is equal to one of the values, text or integers."""
@@ -203,7 +220,7 @@ class Reader:
         if kind == "date" and _DAY.fullmatch(text):
             return date.fromisoformat(text)
         if kind == "timestamp" and _MOMENT.fullmatch(text):
-            return _moment(text, self.zone)
+            return _moment(text, self.zone())
         if kind == "timestamp_ntz":
             return datetime(1970, 1, 1) + _micros(int(text))
         raise Unreadable

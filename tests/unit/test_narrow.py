@@ -230,7 +230,7 @@ def test_where_every_row_counts_none_is_aggregated(plan: Flat) -> None:
 
 
 def _read(condition: Flat, zone: str = "UTC") -> tuple[Any, bool]:
-    reader = Reader({"node:P": FIELDS}, None, NAMES, zone)
+    reader = Reader({"node:P": FIELDS}, None, NAMES, lambda: zone)
     places = {place: place for place in range(len(NAMES))}
     pushed = reader.pushed([(trees.parse(json.dumps(condition)), places)])
     found = pushed.predicates["node:P"]
