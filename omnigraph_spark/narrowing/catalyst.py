@@ -99,14 +99,18 @@ class Query:
         self._session: Any = self.spark._jsparkSession
         self._execution = frame._jdf.queryExecution()
         self._plan = self._execution.analyzed()
-        self._plans = [self._plan, *_each(self._plan.subqueriesAll())]
+        self._stacked = self._under_stack()
+        self._plans = [self._plan]
+        if not self.is_stack:
+            self._plans += _each(self._plan.subqueriesAll())
         self.scans = [Scan(self._context, leaf, table) for leaf, table in self._relations()]
 
     def _relations(self) -> Iterator[tuple[Any, Any]]:
         seen: list[Any] = []
         for plan in self._plans:
-            for leaf in _each(plan.collectLeaves()):
-                if _kind(leaf) != _RELATION or leaf in seen:
+            leaves = [self._stacked] if self.is_stack else _each(plan.collectLeaves())
+            for leaf in leaves:
+                if not self.is_stack and (_kind(leaf) != _RELATION or leaf in seen):
                     continue
                 table = leaf.table()
                 if _class(table) == "PythonTable" and table.name() == _SHORT_NAME:
@@ -132,9 +136,7 @@ class Query:
     def unsteady(self) -> set[str]:
         """Return the kinds of expressions by which two runs of the query may differ."""
         kinds: set[str] = set()
-        pattern = self._static(f"{_CATALYST}.trees.TreePattern", "CURRENT_LIKE")
-        current = _once(self._context, "the time", pattern)
-        if self._plan.containsPattern(current):
+        if self._has("CURRENT_LIKE"):
             kinds.add("the time of the query")  # the planned one would be before the one that runs
         for plan in self._plans:
             if not plan.deterministic():
@@ -142,12 +144,15 @@ class Query:
         return kinds - _BY_ORDER
 
     @property
-    def _is_projected(self) -> bool:
-        return self.is_stack and self._kind == "Project"
-
-    @cached_property
     def is_stack(self) -> bool:
-        """Return whether the frame is a scan under filters, with at most a projection on top."""
+        """Return whether the frame is a scan under filters, with at most a projection on top.
+
+        Such a frame has no subqueries, and is no stream.
+        """
+        return self._stacked is not None
+
+    def _under_stack(self) -> Any:
+        """Return the relation of a stack, None where the plan is none."""
         plan, kind = self._plan, self._kind
         if kind == "Project":
             plan = plan.child()
@@ -155,7 +160,15 @@ class Query:
         while kind == "Filter":
             plan = plan.child()
             kind = _kind(plan)
-        return kind == _RELATION
+        return plan if kind == _RELATION and not self._has("PLAN_EXPRESSION") else None
+
+    def _has(self, pattern: str) -> bool:
+        found = self._static(f"{_CATALYST}.trees.TreePattern", pattern)
+        return bool(self._plan.containsPattern(_once(self._context, pattern, found)))
+
+    def is_streaming(self) -> bool:
+        """Return whether the query reads a stream."""
+        return not self.is_stack and bool(self._plan.isStreaming())
 
     def analyzed(self) -> str:
         """Return the JSON of the analyzed plan, its scans as they are."""
@@ -214,11 +227,17 @@ class Query:
         return bool(made._jdf.schema().equals(self._frame._jdf.schema()))
 
     def scan_of(
-        self, scan: Scan, source: OmnigraphDataSource, places: Sequence[int], shown: str
+        self,
+        scan: Scan,
+        source: OmnigraphDataSource,
+        places: Sequence[int],
+        shown: str,
+        is_alone: bool = False,
     ) -> Any:
         """Return the plan of a scan of a data source that this process made and pinned.
 
-        It reads the columns at some places of the scan's own; `shown` says so to users.
+        It reads the columns at some places of the scan's own; `shown` says so to users. `is_alone`:
+        the plan as it stands names no others.
         """
         output = scan.relation.output()
         is_whole = [*places] == [*range(len(scan.schema.fields))]
@@ -236,7 +255,7 @@ class Query:
         table = self._java(f"{_SOURCES}.PythonTable")(owner, shown, jschema)
         # The names of a catalog table would stand for it in Spark's cache.
         narrower = self._copy(scan.relation, table, columns, self._none, self._none)
-        if is_whole or self._is_projected:  # that projection names all that is read
+        if is_whole or is_alone:
             return narrower
         return self._as(scan, output, narrower, read, shown)
 

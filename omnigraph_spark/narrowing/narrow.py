@@ -137,38 +137,34 @@ def _narrowed(frame: DataFrame) -> tuple[DataFrame, list[ScanReport]]:
 
     if not isinstance(frame, ClassicDataFrame):
         return _stays(frame, "it is not a classic frame")
-    if frame.isStreaming:
-        return _stays(frame, "it is a stream")
     with eager_answers(frame.sparkSession):
         return _of_query(frame, Query(frame))
 
 
 def _of_query(frame: DataFrame, query: Query) -> tuple[DataFrame, list[ScanReport]]:
+    if query.is_streaming():
+        return _stays(frame, "it is a stream")
     if not query.scans or query.is_bare:
         return frame, []
     if query.is_cached():
         return _stays(frame, "Spark has cached a part of it")
-    unsteady = query.unsteady()
-    if unsteady:
-        return _stays(frame, f"it isn't deterministic: {', '.join(sorted(unsteady))}")
-    local: Callable[[int], list[Any] | None] = lambda _: None  # noqa: E731
     # Spark's optimizer has nothing to add to most look-ups, and takes half of what narrowing takes.
     tree = trees.parse(query.analyzed()) if query.is_stack else None
-    is_optimal = tree is not None and needs.is_optimal(tree)
-    if tree is not None and is_optimal:
-        uses = needs.uses(tree, alone=0)
+    if tree is not None and needs.is_optimal(tree):
+        work = _Narrowing(query, needs.uses(tree, alone=0))
     else:
+        unsteady = query.unsteady()
+        if unsteady:
+            return _stays(frame, f"it isn't deterministic: {', '.join(sorted(unsteady))}")
         text, local = query.optimized()
-        tree = trees.parse(text)
         if '.Sample"' in text:
             return _stays(frame, "it is a sample")
-        uses = needs.uses(tree)
-    work = _Narrowing(query, uses, local)
+        work = _Narrowing(query, needs.uses(trees.parse(text)), local)
     plans, reports = work.all()
     if not plans:
         return frame, []
     is_partial = any(report.partial is not None for report in reports)
-    made = query.made(plans, is_partial, is_optimal and work.is_look_up())
+    made = query.made(plans, is_partial, work.is_look_up())
     if not query.has_schema_of(made):
         return _stays(frame, "its schema would be another")
     return made, reports
@@ -196,8 +192,13 @@ class _Narrowing:
         self,
         query: Query,
         uses: Mapping[int, list[Use]],
-        local: Callable[[int], list[Any] | None],
+        local: Callable[[int], list[Any] | None] | None = None,
     ) -> None:
+        """Take what the query needs of its scans.
+
+        `local` gives the values of a column of a local relation; it is None where `uses` are those
+        of the plan as it stands, not of the optimized one: a scan alone, under filters.
+        """
         self._query = query
         self._uses = uses
         self._local = local
@@ -224,6 +225,8 @@ class _Narrowing:
 
     def is_look_up(self) -> bool:
         """Return whether the only scan answers all conditions, so that Spark needn't look again."""
+        if self._local is not None:
+            return False
         ((number, (use,)),) = self._uses.items()
         known = self._know(number)
         return known is not None and known.reader.is_look_up(use.conditions)
@@ -333,7 +336,7 @@ class _Narrowing:
 
     def _values(self, partner: needs.Partner) -> list[Any] | None:
         """Return the values of a join's other side, None where it isn't known to be small."""
-        values = self._local(partner.key)
+        values = None if self._local is None else self._local(partner.key)
         if values is None:
             values = self._looked_up(partner.key)
         if values is None or len(values) > MOST_IDS:
@@ -398,7 +401,8 @@ class _Narrowing:
         )
         source = known.source.with_load(load)
         places = [known.scan.schema.names.index(name) for name in schema.names]
-        return self._query.scan_of(known.scan, source, places, f"omnigraph {report}"), report
+        shown, is_alone = f"omnigraph {report}", self._local is None
+        return self._query.scan_of(known.scan, source, places, shown, is_alone), report
 
 
 def _few(known: _Known, use: Use, position: int) -> list[Any] | None:

@@ -87,6 +87,9 @@ def test_a_scan_reads_the_columns_rows_and_counts_that_the_query_needs(graph: Om
         ("id = concat('p', '7')", "*", "`id` = 'p7'", True),
         ("age = 7L", "name", "`age` = ", True),
         ("id = 'p7'", "upper(name)", "`id` = 'p7'", True),
+        ("id = 'p7' AND (age = 7 OR TRUE OR name = 'x')", "id", "`id` = 'p7'", False),
+        ("id = 'p7' AND (length(name) > 9 OR TRUE)", "id", "`id` = 'p7'", True),
+        ("age = 7 AND (age = 8 OR name IS NULL OR name IS NOT NULL)", "id", "`age` = ", False),
     ],
 )
 def test_of_a_look_up_that_is_optimal_as_it_stands_no_plan_is_optimized(
