@@ -113,7 +113,8 @@ class Query:
                 if not self.is_stack and (_kind(leaf) != _RELATION or leaf in seen):
                     continue
                 table = leaf.table()
-                if _class(table) == "PythonTable" and table.name() == _SHORT_NAME:
+                # A table of another kind by this name has no source to ask: its scan stays.
+                if table.name() == _SHORT_NAME:
                     seen.append(leaf)
                     yield leaf, table
 
