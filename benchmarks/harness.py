@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import random
 import statistics
 import threading
 import time
@@ -60,10 +61,14 @@ class Result:
 
 
 def measure(case: Case, rounds: int) -> Result:
-    """Run every peer once to warm up, then `rounds` times, the peers taking turns."""
+    """Run every peer once to warm up, then `rounds` times, the peers taking turns.
+
+    In another order each round, the same in each run: who comes after a slow peer finds its caches
+    cold, and who comes after its like finds them warm.
+    """
     result = Result(case)
     for number in range(min(rounds, case.most_rounds or rounds) + 1):
-        for peer in case.peers:
+        for peer in random.Random(number).sample(case.peers, len(case.peers)):
             if peer.prepare is not None:
                 peer.prepare(number)
             with largest_worker() as seen:
@@ -92,8 +97,10 @@ def _processor_seconds() -> float:
 
 
 @contextmanager
-def largest_worker(kind: str = "pyspark", interval: float = 0.05) -> Iterator[list[int]]:
+def largest_worker(kind: str = "pyspark", interval: float = 0.25) -> Iterator[list[int]]:
     """Watch Spark's Python processes; the list's element is the largest resident size, in bytes.
+
+    To look at them takes a few ms of this process's time, which what is shorter is spared.
 
     Those count whose command line has `kind` (`pyspark.worker`: the workers of tasks).
 

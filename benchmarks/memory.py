@@ -37,7 +37,10 @@ Figures = dict[str, Any]
 def measured(work: Callable[[], object]) -> Figures:
     """Return seconds and the largest worker and committer of some work."""
     began = time.perf_counter()
-    with largest_worker(kind="pyspark.worker") as worker, largest_worker("commit_data") as commit:
+    with (
+        largest_worker("pyspark.worker", 0.05) as worker,
+        largest_worker("commit_data", 0.05) as commit,
+    ):
         work()
     return {
         "seconds": round(time.perf_counter() - began, 1),
