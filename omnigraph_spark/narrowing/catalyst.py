@@ -28,7 +28,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.types import StructType
 
-from omnigraph_spark.errors import UnsupportedError
 from omnigraph_spark.narrowing import needs
 
 if TYPE_CHECKING:
@@ -196,14 +195,8 @@ class Query:
         conf = self._static(f"{_SQL}.internal.SQLConf", "get")()
         return str(conf.sessionLocalTimeZone())
 
-    def made(
-        self, plans: Mapping[int, Any], is_partial: bool = False, is_answered: bool = False
-    ) -> DataFrame:
+    def made(self, plans: Mapping[int, Any], is_answered: bool = False) -> DataFrame:
         """Return the frame with other plans for some scans, by their numbers.
-
-        `is_partial`: rows of some scan are aggregated where they are read. Spark takes a filter by
-        `count(1)` over a frame of an aggregate into that aggregate, where it would count those
-        rows; over a projection of it there is no such filter.
 
         `is_answered`: the scan of a stack keeps the rows of its filters, and no others.
         """
@@ -212,14 +205,24 @@ class Query:
             if self._kind == "Project":
                 plan = self._plan.withNewChildren(self._seq([plan]))
         else:
-            plan = self._with(
-                [(self.scans[number].relation, made) for number, made in plans.items()]
-            )
-        if is_partial:
-            plan = self._java(f"{_CATALYST}.plans.logical.Project")(plan.output(), plan)
-        if self.is_stack:  # nothing is left to resolve, and to find that takes 5 ms
+            plan = self._with([(self.scans[number].relation, new) for number, new in plans.items()])
+        if not self.is_stack:
+            plan = self._closed(plan)
+        else:  # nothing is left to resolve, and to find that takes 5 ms
             plan.setAnalyzed()
         return ClassicDataFrame(self._of_rows(self._session, plan), self.spark)
+
+    def _closed(self, plan: Any) -> Any:
+        """Return a plan of which what is made later sees no more than its columns (fact 52).
+
+        Below them are columns that aren't read, and rows that are aggregated in part. Spark looks
+        for the column of a filter no deeper than to an alias; the projection over it gives the
+        columns their own names again.
+        """
+        name = self._java(f"{_CATALYST}.AliasIdentifier")("narrowed")
+        plans = f"{_CATALYST}.plans.logical"
+        alias = self._java(f"{plans}.SubqueryAlias")(name, plan)
+        return self._java(f"{plans}.Project")(plan.output(), alias)
 
     def has_schema_of(self, made: DataFrame) -> bool:
         """Return whether a frame has the query's schema, metadata included."""
@@ -258,9 +261,9 @@ class Query:
         narrower = self._copy(scan.relation, table, columns, self._none, self._none)
         if is_whole or is_alone:
             return narrower
-        return self._as(scan, output, narrower, read, shown)
+        return self._as(scan, output, narrower, read)
 
-    def rows_of(self, scan: Scan, frame: DataFrame, shown: str) -> Any:
+    def rows_of(self, scan: Scan, frame: DataFrame) -> Any:
         """Return the plan of a frame of Spark's own in the place of a scan, by names."""
         plan, output = frame._jdf.queryExecution().analyzed(), scan.relation.output()
         present = {str(column.name()): column for column in _each(plan.output())}
@@ -270,42 +273,29 @@ class Query:
             for place in range(len(names))
             if names[place] in present
         }
-        return self._as(scan, output, plan, read, shown)
+        return self._as(scan, output, plan, read)
 
-    def _as(self, scan: Scan, output: Any, plan: Any, read: Mapping[int, Any], shown: str) -> Any:
-        """Return a plan with the scan's columns, those that are read by place.
+    def _as(self, scan: Scan, output: Any, plan: Any, read: Mapping[int, Any]) -> Any:
+        """Return a plan with the scan's columns, those that are read by place; nobody reads others.
 
-        Nothing of the query reads the others. But what is made of the frame later can: Spark finds
-        the column of a filter or a sort below the projection that left it out. They fail when that
-        happens, and are null only if the column may be, which the optimizer goes by.
+        They stand as the column does, null only if it may be: the optimizer knows which columns are
+        never null, and counts those that are, unread. It knows literals, too, and leaves conditions
+        out that hold for any value: an expression that fails would be evaluated there.
         """
-        unread = self._failing(shown)
+        literal = f"{_CATALYST}.expressions.Literal"
         columns = []
         for place, field in enumerate(scan.schema.fields):
             column = read.get(place)
             if column is None:
-                own = output.apply(place)
-                filler = unread(own.dataType())
-                if not field.nullable:
-                    filler = self._java(f"{_CATALYST}.expressions.KnownNotNull")(filler)
-                column = self._alias(filler, scan, place, own)
+                unread = output.apply(place)
+                kind = unread.dataType()
+                if field.nullable:
+                    filler = self._static(literal, "create")(None, kind)
+                else:
+                    filler = self._static(literal, "default")(kind)
+                column = self._alias(filler, scan, place, unread)
             columns.append(column)
         return self._project(columns, plan)
-
-    def _failing(self, shown: str) -> Callable[[Any], Any]:
-        """Return what makes an expression of a type that fails wherever it is evaluated."""
-        error = UnsupportedError(
-            "A narrowed frame is asked for a column that it doesn't read",
-            expected="columns of the frame itself, in what is made of it",
-            found=f"a filter or sort by a column that a select before `narrow` left out: {shown}",
-            hint="Call narrow after the last filter and sort, or keep the column",
-        )
-        string = self._static(f"{_SQL}.types.DataType", "fromJson")('"string"')
-        text = self._static(f"{_CATALYST}.expressions.Literal", "create")(str(error), string)
-        kind = self._java(f"{_CATALYST}.expressions.RaiseError")
-        of_no_type = kind(text)
-        parts = of_no_type.errorClass(), of_no_type.errorParms()
-        return lambda data_type: kind(*parts, data_type)
 
     def _alias(self, child: Any, scan: Scan, place: int, column: Any) -> Any:
         field = scan.schema.fields[place]

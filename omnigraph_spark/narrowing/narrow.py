@@ -163,8 +163,7 @@ def _of_query(frame: DataFrame, query: Query) -> tuple[DataFrame, list[ScanRepor
     plans, reports = work.all()
     if not plans:
         return frame, []
-    is_partial = any(report.partial is not None for report in reports)
-    made = query.made(plans, is_partial, work.is_look_up())
+    made = query.made(plans, work.is_look_up())
     if not query.has_schema_of(made):
         return _stays(frame, "its schema would be another")
     return made, reports
@@ -381,7 +380,7 @@ class _Narrowing:
         else:
             frame = frame.select(frame["id"].alias("omnigraph row"))
         report = ScanReport(_shown(known), (TABLE,) if by_table else (), {}, None, rows)
-        return self._query.rows_of(known.scan, frame, str(report)), report
+        return self._query.rows_of(known.scan, frame), report
 
     def _scanned(self, known: _Known, schema: StructType, pushed: Pushed) -> tuple[Any, ScanReport]:
         load = replace(known.load, pushed=pushed, planned=None)

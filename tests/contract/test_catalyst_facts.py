@@ -69,11 +69,11 @@ def test_scans_of_subqueries_are_found_and_replaced(spark: SparkSession, people:
     frame = spark.sql("SELECT id FROM people WHERE age = (SELECT max(age) FROM people)")
     query = Query(frame)
     plans = {
-        number: query.rows_of(scan, spark.createDataFrame([("x", 1)], scan.schema), "one row")
+        number: query.rows_of(scan, spark.createDataFrame([("x", 1)], scan.schema))
         for number, scan in enumerate(query.scans)
     }
     assert len(plans) == 2
-    assert [row.id for row in query.made(plans, False).collect()] == ["x"]
+    assert [row.id for row in query.made(plans).collect()] == ["x"]
 
 
 def test_a_plan_of_resolved_parts_that_is_marked_so_is_not_analyzed_again(
@@ -82,23 +82,30 @@ def test_a_plan_of_resolved_parts_that_is_marked_so_is_not_analyzed_again(
     query = Query(people.where("age = 2L").select("id"))
     (scan,) = query.scans
     source = scan.source()
-    made = query.made({0: query.scan_of(scan, source, [0, 1], "all")}, False)
+    made = query.made({0: query.scan_of(scan, source, [0, 1], "all")})
     execution = made._jdf.queryExecution()
     identity = spark._jvm.java.lang.System.identityHashCode
     assert identity(execution.logical()) == identity(execution.analyzed())
     assert len(made.collect()) == 5
 
 
-def test_a_filter_by_an_aggregate_is_not_taken_below_a_projection(
+def test_a_later_filter_finds_no_column_below_a_frame_and_adds_no_aggregate_to_it(
     spark: SparkSession, people: DataFrame
 ) -> None:
     grouped = people.groupBy("age").agg(F.max("id"))
-    query = Query(grouped)
-    below, above = (query.made({}, is_partial) for is_partial in (False, True))
-    assert below.schema == above.schema == grouped.schema
-    assert len(below.where("count(1) = 5").collect()) == 4
+    assert len(grouped.where("count(1) = 5").collect()) == 4
+    named = people.alias("p").limit(9).select("p.id").hint("broadcast")
+    assert len(named.where("age >= 0").collect()) == 9
+    closed, by_name = Query(grouped).made({}), Query(named).made({})
+    assert (closed.schema, by_name.schema) == (grouped.schema, named.schema)
     with pytest.raises(AnalysisException, match="INVALID_WHERE_CONDITION"):
-        above.where("count(1) = 5")
+        closed.where("count(1) = 5")
+    for condition in ("age >= 0", people["age"] >= 0):
+        with pytest.raises(AnalysisException):
+            by_name.where(condition)
+    assert len(by_name.where("p.id >= 'p'").collect()) == 9
+    joined = people.join(by_name, people["id"] == by_name["id"])
+    assert "BroadcastHashJoin" in joined._jdf.queryExecution().executedPlan().toString()
 
 
 def test_tags_survive_the_renumbering_of_columns(spark: SparkSession, people: DataFrame) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from omnigraph_spark import OmniGraph
@@ -81,8 +82,12 @@ def test_random_queries_give_the_same_narrowed_or_not(spark: SparkSession, copie
         plain = asked.run(spark, copies.graph)
         made, reports = narrowed(plain)
         scans += bool(reports)
-        got, expected = _rows(made), _rows(asked.run(spark, copies.parquet))
         where = f"seed {seed}: {asked.text}\n{reports}"
+        try:
+            got, expected = _rows(made), _rows(asked.run(spark, copies.parquet))
+        except PySparkException as error:
+            error.add_note(where)
+            raise
         assert made.schema.json() == plain.schema.json(), where
         if asked.any_rows:
             got, expected = [str(len(got))], [str(len(expected))]
