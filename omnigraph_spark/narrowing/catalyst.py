@@ -99,6 +99,7 @@ class Query:
         self._execution = frame._jdf.queryExecution()
         self._plan = self._execution.analyzed()
         self._stacked = self._under_stack()
+        self._has_fillers = False
         self._plans = [self._plan]
         if not self.is_stack:
             self._plans += _each(self._plan.subqueriesAll())
@@ -206,11 +207,16 @@ class Query:
                 plan = self._plan.withNewChildren(self._seq([plan]))
         else:
             plan = self._with([(self.scans[number].relation, new) for number, new in plans.items()])
-        if not self.is_stack:
-            plan = self._closed(plan)
-        else:  # nothing is left to resolve, and to find that takes 5 ms
+        if self._is_exact:  # nothing is left to resolve, and to find that takes 5 ms
             plan.setAnalyzed()
+        else:
+            plan = self._closed(plan)
         return ClassicDataFrame(self._of_rows(self._session, plan), self.spark)
+
+    @property
+    def _is_exact(self) -> bool:
+        """Return whether the plan that was made has the query's rows and columns at each node."""
+        return self.is_stack and not self._has_fillers
 
     def _closed(self, plan: Any) -> Any:
         """Return a plan of which what is made later sees no more than its columns (fact 52).
@@ -226,7 +232,7 @@ class Query:
 
     def has_schema_of(self, made: DataFrame) -> bool:
         """Return whether a frame has the query's schema, metadata included."""
-        if self.is_stack:  # it has the same projection, or the same columns
+        if self._is_exact:  # it has the same projection, or the same columns
             return True
         return bool(made._jdf.schema().equals(self._frame._jdf.schema()))
 
@@ -287,6 +293,7 @@ class Query:
         for place, field in enumerate(scan.schema.fields):
             column = read.get(place)
             if column is None:
+                self._has_fillers = True
                 unread = output.apply(place)
                 kind = unread.dataType()
                 if field.nullable:

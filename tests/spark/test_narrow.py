@@ -136,6 +136,8 @@ Make = Callable[[DataFrame], DataFrame]
         (lambda p: p.groupBy("age").agg(F.max("id")), "max(name) > 'n'", "UNRESOLVED_COLUMN"),
         (lambda p: p.groupBy("age").agg(F.count("id")), "max(name) > 'n'", "UNRESOLVED_COLUMN"),
         (lambda p: p.groupBy().count(), "max(name) > 'n'", "UNRESOLVED_COLUMN"),
+        (lambda p: p.where("length(name) < 9 OR TRUE").select("id"), "name = 'n7'", "UNRESOLVED"),
+        (lambda p: p.where("id > 'p' AND length(id) > 1").select("id"), "age = 7", "UNRESOLVED"),
     ],
 )
 def test_a_filter_by_what_a_narrowed_frame_left_out_fails_and_never_gives_other_rows(
@@ -153,6 +155,16 @@ def test_a_filter_by_what_a_narrowed_frame_left_out_fails_and_never_gives_other_
     first = made.columns[0]
     for condition in (f"{first} IS NOT NULL", f"{first} >= '2'"):
         assert made.where(condition).count() == plain.where(condition).count()
+
+
+def test_a_frame_of_counted_tables_has_no_columns_but_its_own(graph: OmniGraph) -> None:
+    plain = ClassicDataFrame(graph.graph()._jdf, graph.spark).select("_table")
+    made, (report,) = narrowed(plain)
+    assert (report.columns, report.rows) == (("_table",), 2 * ROWS)
+    assert plain.where("age IS NULL").count() == ROWS
+    with pytest.raises(PySparkException, match="UNRESOLVED_COLUMN"):
+        made.where("age IS NULL")
+    assert made.where("_table = 'node:Person'").count() == ROWS
 
 
 @pytest.mark.parametrize(
