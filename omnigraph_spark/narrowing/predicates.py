@@ -85,11 +85,11 @@ class Reader:
         return Pushed(self._all(parts), exact)
 
     def is_look_up(self, conditions: Sequence[tuple[Tree, Mapping[int, int]]]) -> bool:
-        """Return whether conditions are equalities of text or integers, in one table's rows.
+        """Return whether Lance answers all conditions, equalities of text or integers of one table.
 
         Of those no value is between kinds of equality, and no index of Lance gives a row too many.
         """
-        if self.table_column is not None:
+        if self.table_column is not None or not self.pushed(conditions).exact:
             return False
         (columns,) = self.tables.values()
         for condition, places in conditions:

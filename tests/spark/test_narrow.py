@@ -117,6 +117,24 @@ def test_of_a_look_up_that_is_optimal_as_it_stands_no_plan_is_optimized(
     assert sorted(map(repr, rows)) == sorted(map(repr, plain.collect()))
 
 
+@pytest.mark.parametrize("value", ["p7", "p\ufffd", "p" * 2_000_000, "p'7", "", None, 7])
+@pytest.mark.parametrize("column", ["id", "age"])
+def test_a_look_up_gives_the_rows_of_its_value_whether_lance_is_asked_for_it_or_not(
+    graph: OmniGraph, column: str, value: Any
+) -> None:
+    plain = ClassicDataFrame(graph.table("Person")._jdf, graph.spark)
+    for query in (
+        plain.where(plain[column] == F.lit(value)),
+        plain.where(F.lit(value) == F.col(column)),
+    ):
+        for asked in (query, query.select("name"), query.where("age >= 0"), query.select()):
+            try:
+                expected = asked.collect()
+            except PySparkException:  # text that is no number
+                continue
+            assert sorted(map(repr, narrow(asked).collect())) == sorted(map(repr, expected))
+
+
 Make = Callable[[DataFrame], DataFrame]
 
 
