@@ -75,23 +75,23 @@ class QueryMethods:
         branch: str | None = None,
         version: int | str | datetime | None = None,
     ) -> DataFrame:
-        """Return the narrowed form of a query that `make` builds over tables of one snapshot.
+        """Return a query that `make` builds over tables of one snapshot; it reads what it needs.
 
         >>> graph.query(lambda table: table("Person").join(table("Knows"), …))  # doctest: +SKIP
 
-        `make` is called once, now, with a function from a table's name to its frame, and the scans
-        are planned now (`narrow`). Runs on the driver.
+        `make` is called once, now, with a function from a table's name to its frame. What it gives,
+        and what is made of that, narrows itself when an action runs (`narrow`). Runs on the driver.
 
         Raises:
             OptionError: `make` gave something that is not a frame.
             AnalysisException: with the typed error's text.
             BranchNotFoundError, VersionNotFoundError, GraphNotFoundError: as the names say.
         """
-        from omnigraph_spark.narrowing.narrow import narrow
+        from omnigraph_spark.narrowing import frames
 
         graph = cast("OmniGraph", self)
         snapshot = self._snapshot(branch, version)
-        return narrow(
+        return frames.built(
             make(
                 lambda name: graph.table(
                     name, branch=snapshot.branch, version=snapshot.graph_version

@@ -11,15 +11,16 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrameReader, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.group import GroupedData
 
+from omnigraph_spark.errors import OptionError
 from omnigraph_spark.narrowing.narrow import narrow
 
 if TYPE_CHECKING:
     from pyspark import RDD
-    from pyspark.sql import DataFrame, DataFrameWriter, Row
+    from pyspark.sql import DataFrameWriter, Row
 
 _ACTIONS = (
     "collect",
@@ -44,6 +45,21 @@ def narrowing(frame: DataFrame) -> DataFrame:
     if type(frame) is ClassicDataFrame:
         return NarrowingFrame(frame._jdf, frame.sparkSession)
     return frame
+
+
+def built(made: object) -> DataFrame:
+    """Return the frame that a user's function made as one that narrows itself.
+
+    Raises:
+        OptionError: it made something else.
+    """
+    if not isinstance(made, DataFrame):
+        raise OptionError(
+            "A query is a frame of the tables",
+            expected="a DataFrame from the function that builds the query",
+            found=type(made).__name__,
+        )
+    return narrowing(made)
 
 
 def enable_narrowing(spark: SparkSession) -> SparkSession:

@@ -105,6 +105,9 @@ def narrow(frame: DataFrame) -> DataFrame:
     reason is logged at DEBUG. The scans are pinned: those of catalog tables, too, to the versions
     that are the newest now, one for each graph and branch.
 
+    A later filter or sort finds the frame's own columns and no others: Spark raises an
+    AnalysisException where it would take one that an earlier `select` left out.
+
     Raises:
         OptionError: `frame` is something else.
     """

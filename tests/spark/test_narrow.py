@@ -15,7 +15,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from omnigraph_spark import OmniGraph, enable_narrowing, narrow
+from omnigraph_spark.errors import OptionError
 from omnigraph_spark.narrowing.catalyst import Query
+from omnigraph_spark.narrowing.frames import NarrowingFrame
 from omnigraph_spark.narrowing.narrow import ScanReport, narrowed
 
 ROWS = 3_000
@@ -361,6 +363,15 @@ def test_sql_and_query_are_over_one_snapshot(graph: OmniGraph) -> None:
     assert not [view.name for view in spark.catalog.listTables() if view.isTemporary]
     made = graph.query(lambda table: table("Person").where("age = 3").select("id"), version=None)
     assert made.count() == len([n for n in range(ROWS) if n % 90 == 3])
+    later = made.where("name = 'n93'")  # a column that the query has left out
+    assert [row.id for row in later.collect()] == ["p93"]
+    assert _report(later).columns == ("id", "age", "name")
+    spark.range(1).createOrReplaceTempView("one_row")
+    plain = graph.query(lambda table: spark.table("one_row").crossJoin(table("Person").limit(2)))
+    assert isinstance(plain, NarrowingFrame)
+    assert plain.count() == 2
+    with pytest.raises(OptionError, match="found str"):
+        graph.query(lambda _: "SELECT 1")  # type: ignore[arg-type, return-value]
 
 
 def test_a_session_whose_frames_narrow_themselves(
