@@ -100,23 +100,27 @@ class Query:
         self._plan = self._execution.analyzed()
         self._stacked = self._under_stack()
         self._has_fillers = False
-        self._plans = [self._plan]
-        if not self.is_stack:
-            self._plans += _each(self._plan.subqueriesAll())
-        self.scans = [Scan(self._context, leaf, table) for leaf, table in self._relations()]
+        within = [] if self.is_stack else _each(self._plan.subqueriesAll())
+        self._plans = [self._plan, *within]
+        self.scans = [Scan(self._context, leaf, table) for leaf, table in self._tables()]
 
-    def _relations(self) -> Iterator[tuple[Any, Any]]:
+    def _tables(self) -> Iterator[tuple[Any, Any]]:
+        """Yield the relations of our tables, each once, and those tables."""
         seen: list[Any] = []
-        for plan in self._plans:
-            leaves = [self._stacked] if self.is_stack else _each(plan.collectLeaves())
-            for leaf in leaves:
-                if not self.is_stack and (_kind(leaf) != _RELATION or leaf in seen):
-                    continue
-                table = leaf.table()
-                # A table of another kind by this name has no source to ask: its scan stays.
-                if table.name() == _SHORT_NAME:
-                    seen.append(leaf)
-                    yield leaf, table
+        for leaf in self._relations():
+            if leaf in seen:
+                continue
+            seen.append(leaf)
+            table = leaf.table()
+            # A table of another kind by this name has no source to ask: its scan stays.
+            if table.name() == _SHORT_NAME:
+                yield leaf, table
+
+    def _relations(self) -> list[Any]:
+        if self.is_stack:
+            return [self._stacked]
+        leaves = (leaf for plan in self._plans for leaf in _each(plan.collectLeaves()))
+        return [leaf for leaf in leaves if _kind(leaf) == _RELATION]
 
     @cached_property
     def _kind(self) -> str:

@@ -225,9 +225,14 @@ class _Narrowing:
                 reports.append(report)
         return plans, reports
 
+    @property
+    def _is_alone(self) -> bool:
+        """Return whether the query is a scan under filters that are looked at as they stand."""
+        return self._local is None
+
     def is_look_up(self) -> bool:
         """Return whether the only scan answers all conditions, so that Spark needn't look again."""
-        if self._local is not None:
+        if not self._is_alone:
             return False
         ((number, (use,)),) = self._uses.items()
         known = self._know(number)
@@ -403,8 +408,8 @@ class _Narrowing:
         )
         source = known.source.with_load(load)
         places = [known.scan.schema.names.index(name) for name in schema.names]
-        shown, is_alone = f"omnigraph {report}", self._local is None
-        return self._query.scan_of(known.scan, source, places, shown, is_alone), report
+        shown = f"omnigraph {report}"
+        return self._query.scan_of(known.scan, source, places, shown, self._is_alone), report
 
 
 def _few(known: _Known, use: Use, position: int) -> list[Any] | None:

@@ -186,7 +186,6 @@ class _Walk:
         self._alone = alone
         self.named: set[int] = set()
         self.found: list[tuple[int, Use]] = []
-        self._outputs: dict[int, set[int]] = {}
 
     def visit(self, node: Tree) -> _Chain | None:
         """Look at a node and all below and within it; return the chain that it is the top of."""

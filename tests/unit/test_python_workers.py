@@ -34,15 +34,20 @@ print(first, second, later() is None)
 """
 
 
+def _environment(used_again: bool) -> dict[str, str]:
+    """Return this process's environment for a worker that Spark uses again, or doesn't."""
+    plain = {key: value for key, value in os.environ.items() if key != "SPARK_REUSE_WORKER"}
+    return {**plain, "SPARK_REUSE_WORKER": "1"} if used_again else plain
+
+
 @pytest.mark.parametrize("used_again", [True, False])
 def test_only_a_worker_that_is_used_again_spares_its_loaded_modules_from_collection_and_once(
     tmp_path: Path, used_again: bool
 ) -> None:
     new_graph(Storage.at(str(tmp_path / "g")), [PERSON])
-    env = {k: v for k, v in os.environ.items() if k != "SPARK_REUSE_WORKER"}
     done = subprocess.run(
         [sys.executable, "-c", OPEN_TWICE, str(tmp_path / "g")],
-        env={**env, **({"SPARK_REUSE_WORKER": "1"} if used_again else {})},
+        env=_environment(used_again),
         cwd=PROJECT,
         capture_output=True,
         text=True,
@@ -80,10 +85,9 @@ print(sorted(set(listed)), later.Y, mod3.later.Y)
 def test_archives_of_spark_are_not_listed_again_for_each_task_and_their_modules_still_load(
     tmp_path: Path, used_again: bool, call: str
 ) -> None:
-    env = {k: v for k, v in os.environ.items() if k != "SPARK_REUSE_WORKER"}
     done = subprocess.run(
         [sys.executable, "-c", LISTED_AGAIN, str(tmp_path), call],
-        env={**env, **({"SPARK_REUSE_WORKER": "1"} if used_again else {})},
+        env=_environment(used_again),
         cwd=PROJECT,
         capture_output=True,
         text=True,
@@ -117,11 +121,10 @@ print(no_delay)
 
 @pytest.mark.parametrize("used_again", [True, False])
 def test_a_task_sends_its_rows_at_once_and_its_connections_stay_open(used_again: bool) -> None:
-    env = {k: v for k, v in os.environ.items() if k != "SPARK_REUSE_WORKER"}
     with socket.create_server(("127.0.0.1", 0)) as server:
         done = subprocess.run(
             [sys.executable, "-c", BEGIN, str(server.getsockname()[1])],
-            env={**env, **({"SPARK_REUSE_WORKER": "1"} if used_again else {})},
+            env=_environment(used_again),
             cwd=PROJECT,
             capture_output=True,
             text=True,
@@ -153,11 +156,10 @@ print(seen)
 @pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="Linux has it")
 @pytest.mark.parametrize("used_again", [True, False])
 def test_each_task_acknowledges_at_once_when_its_first_piece_is_unpacked(used_again: bool) -> None:
-    env = {k: v for k, v in os.environ.items() if k != "SPARK_REUSE_WORKER"}
     with socket.create_server(("127.0.0.1", 0)) as server:
         child = subprocess.Popen(
             [sys.executable, "-c", ACKNOWLEDGE, str(server.getsockname()[1])],
-            env={**env, **({"SPARK_REUSE_WORKER": "1"} if used_again else {})},
+            env=_environment(used_again),
             cwd=PROJECT,
             stdout=subprocess.PIPE,
             text=True,
