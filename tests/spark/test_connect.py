@@ -116,6 +116,8 @@ assert [tuple(row) for row in spark.sql("SELECT * FROM g_Person WHERE id IN ('k'
     ("k", None, 7), ("s", "Sue", 4), ("t", "Tim", None)]
 register(spark)
 assert spark.sql(f"SELECT * FROM omnigraph_history('{root}')").count() == graph.history().count()
+queried = graph.query(lambda table: table("Person").where("id = 's'").select("name"))
+assert [row.name for row in queried.where("age = 4").collect()] == ["Sue"]
 graph.delete("Person", "id IN ('k', 's', 't')")
 graph.delete("Met", "true")
 print("DONE", read())
